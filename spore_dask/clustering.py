@@ -1,0 +1,313 @@
+"""SPORE on a neighbour graph in memory: order, thresholds, expansion, reassignment.
+
+Reads rows of K + 1 entries, writes labels. Memory beside the graph: about 40 bytes a point.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import ArrayLike, NDArray
+
+from spore_dask.coordinates import as_points
+from spore_dask.errors import InputError
+from spore_dask.kernels import expand as expansion
+from spore_dask.kernels import order as density_order
+from spore_dask.kernels.reassign import FRAGMENT, vote
+from spore_dask.kernels.sums import mean_and_std
+from spore_dask.params import Params, ResolvedParams
+
+NOISE = -1
+SEEDS_PER_PIECE = 1 << 16
+
+CLUSTER_TABLE = np.dtype(
+    [
+        ("size", np.int64),
+        ("skeleton_size", np.int64),
+        ("mean", np.float64),
+        ("std", np.float64),
+        ("seed_row", np.int64),
+    ]
+)
+"""A final cluster: points, points at the end of Expansion, its statistics, the row it grew from."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Thresholds:
+    """The numbers that Expansion and reassignment measure distances with."""
+
+    extent: float
+    """Euclidean norm of the ranges of the columns."""
+    z: float
+    """Deviations above a cluster's mean that Expansion admits."""
+    max_z: float
+    """Deviations above a cluster's mean that reassignment admits."""
+    start_mean: float
+    """Mean distance that every cluster starts with."""
+    start_std: float
+    """Deviation that every cluster starts with."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Clustering:
+    """What SPORE found."""
+
+    labels: NDArray[np.int32]
+    """Cluster of each row, -1 for noise."""
+    provenance: NDArray[np.int16]
+    """How each row got its label: 0 in Expansion, r in round r of reassignment, -1 noise."""
+    clusters: NDArray[Any]
+    """A CLUSTER_TABLE record for each label."""
+    thresholds: Thresholds
+    """What the distances were measured with."""
+
+
+def cluster_graph(
+    neighbors: ArrayLike, distances: ArrayLike, points: ArrayLike, **params: Any
+) -> NDArray[np.int32]:
+    """Cluster a k-nearest-neighbour graph that is in memory.
+
+    Parameters
+    ----------
+    neighbors : integer array (N, at least K + 1)
+        Row i names point i itself, then its nearest others by (distance, number).
+    distances : float array of the same shape
+        Their distances from point i, 0 for itself, ascending.
+    points : array (N, D)
+        The coordinates that the distances were measured in.
+    **params
+        The fields of `Params`.
+
+    Returns
+    -------
+    int32 array (N,)
+        Clusters 0, 1, ... in the order in which they were seeded; -1 is noise.
+    """
+    asked = Params.from_keywords(params)
+    points = as_points(points)
+    resolved = asked.resolve(len(points))
+    neighbors, distances = _check_graph(np.asarray(neighbors), np.asarray(distances), resolved)
+    return cluster_rows(neighbors, distances, points, resolved).labels
+
+
+def cluster_rows(
+    neighbors: NDArray[np.integer],
+    distances: NDArray[np.floating],
+    points: NDArray[np.floating],
+    params: ResolvedParams,
+) -> Clustering:
+    """Cluster rows of exactly K + 1 entries that are known to be in order."""
+    extent = density_order.extent(points)
+    if extent <= 0:
+        return _one_cluster(len(points))
+    thresholds = measure_thresholds(distances, params, extent)
+    density = density_order.densities(distances, params.density_neighbors, extent)
+    order = density_order.total_order(density, points)
+    labels, grown = _expand(neighbors, distances, _seed_order(order, params), params, thresholds)
+    return _reassign(neighbors, distances, order, labels, grown, params, thresholds)
+
+
+def measure_thresholds(
+    distances: NDArray[np.floating], params: ResolvedParams, extent: float
+) -> Thresholds:
+    """Turn percentiles into z-scores, and take the statistics that clusters start with."""
+    ke = params.expansion_neighbors
+    reach = distances[:, ke].astype(np.float64)
+    mean, std = mean_and_std(reach)
+    upper = reach[reach >= mean]
+
+    def z_score(z: float | None, percentile: float | None) -> float:
+        if z is not None:
+            return float(z)
+        return float((np.percentile(upper, percentile) - mean) / std) if std > 0 else 0.0
+
+    start_mean, start_std = mean_and_std(distances[:, : ke + 1])
+    return Thresholds(
+        extent=extent,
+        z=z_score(params.z, params.z_percentile),
+        max_z=z_score(params.max_z, params.max_z_percentile),
+        start_mean=start_mean,
+        start_std=start_std,
+    )
+
+
+def _one_cluster(n_points: int) -> Clustering:
+    """Return the defined result for points that are all the same."""
+    clusters = np.array([(n_points, n_points, 0.0, 0.0, 0)], CLUSTER_TABLE)
+    return Clustering(
+        labels=np.zeros(n_points, np.int32),
+        provenance=np.zeros(n_points, np.int16),
+        clusters=clusters,
+        thresholds=Thresholds(0.0, 0.0, 0.0, 0.0, 0.0),
+    )
+
+
+def _seed_order(order: NDArray[np.int64], params: ResolvedParams) -> NDArray[np.int64]:
+    if params.seeding_order == "density":
+        return order
+    if params.seeding_order == "random":
+        return np.random.default_rng(params.seed).permutation(len(order))
+    return np.arange(len(order))
+
+
+def _expand(
+    neighbors: NDArray[np.integer],
+    distances: NDArray[np.floating],
+    seeds: NDArray[np.int64],
+    params: ResolvedParams,
+    thresholds: Thresholds,
+) -> tuple[NDArray[np.int32], NDArray[Any]]:
+    """Return the cluster number of every point, and a record for each cluster."""
+    settings = np.array(
+        [
+            (
+                params.expansion_neighbors,
+                params.min_retained,
+                thresholds.z,
+                thresholds.start_mean,
+                thresholds.start_std,
+            )
+        ],
+        expansion.SETTINGS,
+    )
+    state = np.zeros(1, expansion.STATE)
+    labels = np.full(len(seeds), expansion.UNASSIGNED, np.int32)
+    queue = np.empty(len(seeds), neighbors.dtype)
+    slot_of_shard = np.zeros(1, np.int64)
+    grown = []
+    for first in range(0, len(seeds), SEEDS_PER_PIECE):
+        piece = seeds[first : first + SEEDS_PER_PIECE]
+        closed = np.empty(len(piece), expansion.CLUSTER)
+        state["seed"] = state["n_closed"] = 0
+        expansion.expand(
+            state,
+            settings,
+            piece,
+            slot_of_shard,
+            neighbors[np.newaxis],
+            distances[np.newaxis],
+            labels,
+            queue,
+            closed,
+        )
+        grown.append(closed[: state["n_closed"][0]].copy())
+    return labels, np.concatenate(grown)
+
+
+def _reassign(
+    neighbors: NDArray[np.integer],
+    distances: NDArray[np.floating],
+    order: NDArray[np.int64],
+    skeletons: NDArray[np.int32],
+    grown: NDArray[Any],
+    params: ResolvedParams,
+    thresholds: Thresholds,
+) -> Clustering:
+    """Vote fragments into the large clusters, settle the rest, and number what remains."""
+    rounds = np.zeros(len(skeletons), np.int16)
+    large = np.flatnonzero(grown["size"] >= smallest_final_size(grown["size"], params))
+    number_of = np.full(len(grown), FRAGMENT, np.int32)
+    number_of[large] = np.arange(len(large))
+    labels = number_of[skeletons]
+    fragments = order[labels[order] == FRAGMENT]
+    tolerances = thresholds.max_z * grown["std"][large]
+    means = grown["mean"][large].copy()
+    for this_round in range(1, params.max_scr_rounds + 1):
+        reach = params.reassignment_neighbors
+        if not vote(
+            fragments, fragments, neighbors, distances, reach,
+            means, tolerances, labels, rounds, this_round,
+        ):  # fmt: skip
+            break
+        fragments = fragments[labels[fragments] == FRAGMENT]
+    if params.post_reassignment_policy == "noise":
+        rounds[fragments] = NOISE
+    else:
+        labels, large = _keep_fragments(labels, skeletons, large, fragments)
+    return Clustering(labels, rounds, _describe(labels, grown, large), thresholds)
+
+
+def smallest_final_size(sizes: NDArray[np.int64], params: ResolvedParams) -> int:
+    """Return the size from which on a cluster stays; 1 where reassignment is off."""
+    smallest = params.min_cluster_size
+    if smallest > 1 and params.max_scr_rounds > 0 and len(sizes) > 1:
+        smallest = min(smallest, int(np.partition(sizes, -2)[-2]))
+    return smallest
+
+
+def _keep_fragments(
+    labels: NDArray[np.int32],
+    skeletons: NDArray[np.int32],
+    large: NDArray[np.int64],
+    fragments: NDArray[np.int64],
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Give fragments their own clusters back; number all clusters in seed order."""
+    cluster_of = large[labels]
+    cluster_of[fragments] = skeletons[fragments]
+    kept, numbers = np.unique(cluster_of, return_inverse=True)
+    return numbers.astype(np.int32), kept
+
+
+def _describe(
+    labels: NDArray[np.int32], grown: NDArray[Any], kept: NDArray[np.int64]
+) -> NDArray[Any]:
+    """Make the table of the final clusters; `kept` are their numbers in Expansion."""
+    table = np.empty(len(kept), CLUSTER_TABLE)
+    table["size"] = np.bincount(labels[labels != NOISE], minlength=len(kept))
+    for name, source in (("skeleton_size", "size"), ("mean", "mean"), ("std", "std")):
+        table[name] = grown[source][kept]
+    table["seed_row"] = grown["seed"][kept]
+    return table
+
+
+def _check_graph(
+    neighbors: NDArray[Any], distances: NDArray[Any], params: ResolvedParams
+) -> tuple[NDArray[np.integer], NDArray[np.floating]]:
+    """Return the first K + 1 columns, or say what is wrong with the graph."""
+    n_points, width = params.n_points, params.k + 1
+    if neighbors.ndim != 2 or neighbors.shape != distances.shape or len(neighbors) != n_points:
+        raise InputError(
+            f"neighbors has shape {neighbors.shape} and distances {distances.shape}, but both must "
+            f"be ({n_points}, columns): one row for each of the {n_points} points."
+        )
+    if neighbors.dtype.kind not in "iu" or distances.dtype not in (np.float32, np.float64):
+        raise InputError(
+            f"neighbors is {neighbors.dtype} and distances {distances.dtype}, but they must be "
+            "integers and float32 or float64."
+        )
+    if neighbors.shape[1] < width:
+        raise InputError(
+            f"The graph has {neighbors.shape[1]} columns, but these parameters need {width} "
+            f"(the point itself and K = {params.k} neighbours): build it with k >= {params.k}, "
+            "or lower the neighbour counts or max_connectivity."
+        )
+    neighbors, distances = neighbors[:, :width], distances[:, :width]
+    row = _first_bad_row(neighbors, distances)
+    if row >= 0:
+        raise InputError(
+            f"Row {row} of the graph is {neighbors[row].tolist()} at distances "
+            f"{distances[row].tolist()}, but it must start with {row} at distance 0 and go on with "
+            f"other points from 0 to {n_points - 1}, each once, by (distance, number) ascending."
+        )
+    return neighbors, distances
+
+
+@njit(cache=True, nogil=True)
+def _first_bad_row(neighbors, distances):  # type: ignore[no-untyped-def]
+    """Return the first row that is not as `cluster_graph` says, or -1."""
+    for i in range(neighbors.shape[0]):
+        if neighbors[i, 0] != i or distances[i, 0] != 0:
+            return i
+        for j in range(1, neighbors.shape[1]):
+            nearer, farther = distances[i, j - 1], distances[i, j]
+            ordered = nearer < farther or (
+                nearer == farther and (j == 1 or neighbors[i, j - 1] < neighbors[i, j])
+            )
+            if not ordered or farther == np.inf or neighbors[i, j] == i:
+                return i
+            if neighbors[i, j] < 0 or neighbors[i, j] >= neighbors.shape[0]:
+                return i
+    return -1

@@ -1,0 +1,207 @@
+"""Working coordinates: what the algorithm sees of the input.
+
+Input, then scaling, then L2-normalisation for cosine, all in float64, rounded once to the working
+dtype. Goes through the input in blocks of rows: memory is the result and one float64 block.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import ArrayLike, NDArray
+
+from spore_dask.errors import InputError
+from spore_dask.kernels.sums import exact_mean, exact_squared_deviations, exact_sum
+from spore_dask.params import one_of
+
+CLIP_DEVIATIONS = 6.0
+BLOCK_NBYTES = 16 << 20
+LARGEST_FLOAT32_INTEGER = 1 << 24
+
+SCALES = ("clip-minmax", "standard")
+METRICS = ("euclidean", "cosine")
+
+
+def as_points(x: ArrayLike) -> NDArray[np.floating]:
+    """Return `x` in its working dtype, checked: two dimensions, numbers, finite, not too large."""
+    return working_coordinates(x, scale=None, metric="euclidean")
+
+
+def working_coordinates(
+    x: ArrayLike, scale: str | None = None, metric: str = "euclidean"
+) -> NDArray[np.floating]:
+    """Return the coordinates that SPORE measures distances in.
+
+    Parameters
+    ----------
+    x : array (N, D) of numbers
+    scale : None, "clip-minmax" or "standard"
+        "clip-minmax" clips each column to its mean +- 6 deviations and maps it to [0, 1];
+        "standard" subtracts the mean and divides by the deviation. A constant column becomes 0.
+    metric : "euclidean" or "cosine"
+        "cosine" divides each row by its length.
+
+    Returns
+    -------
+    float32 or float64 array (N, D), C-contiguous
+        float64 for float64 input and for integers beyond 2**24, else float32.
+    """
+    if scale is not None:
+        one_of(*SCALES).check("scale", scale)
+    one_of(*METRICS).check("metric", metric)
+    data = _check_array(x)
+    low, high = _column_limits(data)
+    transform = _fit_scale(data, scale, low, high)
+    result = np.empty(data.shape, working_dtype(data.dtype, low, high))
+    for rows, block in _blocks(data):
+        block = transform.apply(block)
+        if metric == "cosine":
+            _normalise(block, rows.start)
+        result[rows] = block
+    result += 0.0  # -0.0 becomes 0.0
+    _check_extent(result)
+    return result
+
+
+def working_dtype(dtype: np.dtype[Any], low: NDArray[Any], high: NDArray[Any]) -> np.dtype[Any]:
+    """Return float64 for float64 and for integers beyond 2**24 in magnitude, else float32."""
+    if dtype.kind in "iu":
+        largest = max(-int(low.min()), int(high.max()))
+        wide = largest > LARGEST_FLOAT32_INTEGER
+    else:
+        wide = dtype.kind == "f" and dtype.itemsize >= 8
+    return np.dtype(np.float64 if wide else np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """Clip, shift and divide columns; an empty one leaves them as they are."""
+
+    clip_low: NDArray[np.float64] | None = None
+    clip_high: NDArray[np.float64] | None = None
+    shift: NDArray[np.float64] | None = None
+    divisor: NDArray[np.float64] | None = None
+
+    def apply(self, block: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Scale a block of rows in place and return it."""
+        if self.clip_low is not None:
+            np.clip(block, self.clip_low, self.clip_high, out=block)
+        if self.shift is not None and self.divisor is not None:
+            constant = self.divisor == 0
+            block -= self.shift
+            block /= np.where(constant, 1.0, self.divisor)
+            block[:, constant] = 0.0
+        return block
+
+
+def _fit_scale(
+    data: NDArray[Any], scale: str | None, low: NDArray[Any], high: NDArray[Any]
+) -> Scaling:
+    """Measure what `scale` needs to know of the columns."""
+    if scale is None:
+        return Scaling()
+    mean = np.array([exact_mean(total, len(data)) for total in _column_sums(data, None)])
+    std = np.array(
+        [math.sqrt(exact_mean(total, len(data))) for total in _column_sums(data, mean)]
+    )
+    if scale == "standard":
+        return Scaling(shift=mean, divisor=std)
+    clip_low, clip_high = mean - CLIP_DEVIATIONS * std, mean + CLIP_DEVIATIONS * std
+    least = np.clip(low.astype(np.float64), clip_low, clip_high)
+    most = np.clip(high.astype(np.float64), clip_low, clip_high)
+    return Scaling(clip_low, clip_high, shift=least, divisor=most - least)
+
+
+def _column_sums(data: NDArray[Any], center: NDArray[np.float64] | None) -> list[int]:
+    """Return the exact sum of each column, or of its squared deviations from `center`."""
+    totals = [0] * data.shape[1]
+    for _, block in _blocks(data):
+        for j in range(data.shape[1]):
+            column = block[:, j : j + 1]
+            if center is None:
+                totals[j] += exact_sum(column)
+            else:
+                totals[j] += exact_squared_deviations(column, center[j])
+    return totals
+
+
+def _check_array(x: ArrayLike) -> NDArray[Any]:
+    """Return `x` as a two-dimensional array of real numbers."""
+    data = np.asarray(x)
+    if data.ndim != 2 or data.shape[1] == 0:
+        raise InputError(
+            f"The data has shape {data.shape}, but it must be (points, columns) with at least one "
+            "column: reshape a single column with x.reshape(-1, 1)."
+        )
+    if len(data) < 2:
+        raise InputError(f"The data has n_samples={len(data)}, but clustering needs at least 2.")
+    if data.dtype.kind not in "fiub" or data.dtype.itemsize > 8:
+        raise InputError(
+            f"The data has dtype {data.dtype}, but it must be a float of at most 64 bits, an "
+            "integer or bool: convert it with x.astype('float32')."
+        )
+    return data
+
+
+def _column_limits(data: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the least and the largest value of each column; all must be finite."""
+    low, high = data.min(axis=0), data.max(axis=0)
+    if data.dtype.kind == "f" and not (np.isfinite(low).all() and np.isfinite(high).all()):
+        bad = int(np.flatnonzero(~(np.isfinite(low) & np.isfinite(high)))[0])
+        row = int(np.flatnonzero(~np.isfinite(data[:, bad]))[0])
+        raise InputError(
+            f"Row {row}, column {bad} of the data is {data[row, bad]} (NaN or infinity), but every "
+            "value must be finite: remove or fill such rows first."
+        )
+    return low, high
+
+
+def _check_extent(points: NDArray[np.floating]) -> None:
+    """Refuse coordinates whose squared distances would overflow the working dtype."""
+    ranges = points.max(axis=0).astype(np.float64) - points.min(axis=0).astype(np.float64)
+    largest = float(np.finfo(points.dtype).max)
+    with np.errstate(over="ignore"):
+        squared = float(np.sum(ranges * ranges))
+    if not squared <= largest / 2:
+        raise InputError(
+            f"The columns range over {float(ranges.max()):.3g}, but squared distances in "
+            f"{points.dtype} end at {largest:.3g}: use scale='clip-minmax', or smaller units."
+        )
+
+
+def _blocks(data: NDArray[Any]) -> Iterator[tuple[slice, NDArray[np.float64]]]:
+    """Go through the rows in float64 copies of bounded size."""
+    height = max(1, BLOCK_NBYTES // (8 * data.shape[1]))
+    for first in range(0, len(data), height):
+        rows = slice(first, min(first + height, len(data)))
+        yield rows, data[rows].astype(np.float64, order="C", copy=True)
+
+
+def _normalise(block: NDArray[np.float64], first_row: int) -> None:
+    """Divide each row by its length, in place."""
+    zero = _divide_by_length(block)
+    if zero >= 0:
+        raise InputError(
+            f"Row {first_row + zero} of the data is a zero vector, which has no direction: "
+            "remove such rows, or use metric='euclidean'."
+        )
+
+
+@njit(cache=True, nogil=True)
+def _divide_by_length(block):  # type: ignore[no-untyped-def]
+    """Normalise rows in place; return the first that has length 0, or -1."""
+    for i in range(block.shape[0]):
+        total = 0.0
+        for j in range(block.shape[1]):
+            total += block[i, j] * block[i, j]
+        length = np.sqrt(total)
+        if not length > 0:
+            return i
+        for j in range(block.shape[1]):
+            block[i, j] /= length
+    return -1

@@ -1,0 +1,13 @@
+"""The errors that users meet: each is a `SporeError` and the builtin a caller would expect."""
+
+
+class SporeError(Exception):
+    """Base of every error that spore_dask raises on purpose."""
+
+
+class ParameterError(SporeError, ValueError):
+    """A parameter has a value outside its allowed range."""
+
+
+class InputError(SporeError, ValueError):
+    """The data, or a neighbour graph, cannot be clustered as given."""

@@ -1,0 +1,64 @@
+"""Density of each point, and the one total order that seeding and reassignment follow.
+
+Reads neighbour distances row by row; memory: a few arrays of N.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+
+@njit(cache=True, nogil=True, inline="always")
+def count_copies(distances):  # type: ignore[no-untyped-def]
+    """Count the leading entries of one row at distance 0: the point itself and its copies."""
+    count = 1
+    while count < distances.size and distances[count] <= 0:
+        count += 1
+    return count
+
+
+@njit(cache=True, nogil=True)
+def densities(distances, density_neighbors, extent):  # type: ignore[no-untyped-def]
+    """Return the density of each row of `distances` (float64): rank over relative distance."""
+    density = np.empty(distances.shape[0], np.float64)
+    for i in range(distances.shape[0]):
+        row = distances[i]
+        copies = count_copies(row)
+        rank = min(density_neighbors, row.size - copies)
+        delta = np.float64(row[copies + rank - 1]) if rank > 0 else extent
+        density[i] = (rank + 1) / (delta / extent)
+    return density
+
+
+def extent(points: NDArray[np.floating]) -> float:
+    """Return the Euclidean norm of the ranges of the columns, in float64."""
+    ranges = points.max(axis=0).astype(np.float64) - points.min(axis=0).astype(np.float64)
+    total = 0.0
+    for column_range in ranges:
+        total += column_range * column_range
+    return float(np.sqrt(total))
+
+
+def total_order(density: NDArray[np.float64], points: NDArray[np.floating]) -> NDArray[np.int64]:
+    """Order points by density descending, then coordinates ascending, then row.
+
+    Only ties look at the coordinates, so that the common case is one sort of N numbers.
+    """
+    order = np.argsort(-density)
+    ranked = density[order]
+    new_value = np.empty(len(order), bool)
+    new_value[:1] = True
+    np.not_equal(ranked[1:], ranked[:-1], out=new_value[1:])
+    tied = ~new_value
+    tied[:-1] |= ~new_value[1:]
+    places = np.flatnonzero(tied)
+    if len(places):
+        rows = order[places]
+        group = np.cumsum(new_value)[places]
+        keys: list[NDArray[Any]] = [rows, *points[rows].T[::-1], group]
+        order[places] = rows[np.lexsort(keys)]
+    return order

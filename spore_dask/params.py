@@ -1,0 +1,204 @@
+"""SPORE's parameters: what a user may ask for, and the counts it resolves to for N points.
+
+Pure: reads and writes nothing, holds a few numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Any
+
+from spore_dask.errors import ParameterError
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """What one parameter may be: a sentence for the reader, a test for the machine."""
+
+    text: str
+    allows: Callable[[Any], bool]
+    optional: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise `ParameterError` unless `value` is allowed."""
+        if (value is None and self.optional) or self.allows(value):
+            return
+        allowed = f"{self.text} or None" if self.optional else self.text
+        raise ParameterError(f"{name} is {value!r}, but it must be {allowed}.")
+
+
+def _is_count(value: Any, at_least: int = 1) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and value >= at_least
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _count(optional: bool = True) -> Range:
+    return Range("a whole number >= 1", _is_count, optional)
+
+
+def _interval(low: float, high: float, optional: bool) -> Range:
+    return Range(
+        f"a number in [{low:g}, {high:g}]", lambda v: _is_real(v) and low <= v <= high, optional
+    )
+
+
+def one_of(*choices: str) -> Range:
+    """Allow exactly these words."""
+    return Range(
+        "one of " + ", ".join(map(repr, choices)), lambda v: isinstance(v, str) and v in choices
+    )
+
+
+def _is_cluster_size(value: Any) -> bool:
+    return _is_real(value) and (0 <= value < 1 or (value >= 1 and float(value).is_integer()))
+
+
+SEED = Range("a whole number >= 0", lambda v: _is_count(v, 0))
+
+RANGES = {
+    "min_cluster_size": Range(
+        "an exponent in [0, 1) or a whole number >= 1", _is_cluster_size, optional=False
+    ),
+    "density_neighbors": _count(),
+    "expansion_neighbors": _count(),
+    "reassignment_neighbors": _count(),
+    "max_connectivity": _count(),
+    "min_connectivity": _count(optional=False),
+    "retention_rate": _interval(0, 1, optional=True),
+    "min_retained": _count(optional=False),
+    "z_percentile": _interval(0, 100, optional=False),
+    "z": Range("a finite number", _is_real, optional=True),
+    "max_z_percentile": _interval(0, 100, optional=False),
+    "max_z": Range("a finite number", _is_real, optional=True),
+    "max_scr_rounds": Range("a whole number >= 0", lambda v: _is_count(v, 0)),
+    "seeding_order": one_of("density", "random", "none"),
+    "post_reassignment_policy": one_of("noise", "none"),
+    "seed": SEED,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Params:
+    """SPORE's parameters as a user gives them, checked on creation.
+
+    The names are those of the author's package, so that its users can switch.
+    """
+
+    min_cluster_size: float = 0.45
+    """In [0, 1) an exponent, M = floor(N**value); from 1 on a count M."""
+    density_neighbors: int | None = None
+    """Rank kd of the neighbour whose distance gives the density order."""
+    expansion_neighbors: int | None = None
+    """Neighbours ke that an expanding point looks at."""
+    reassignment_neighbors: int | None = None
+    """Neighbours kr that vote in Small-Cluster Reassignment."""
+    max_connectivity: int | None = None
+    """Upper limit of the three counts above and of K; None means N - 1."""
+    min_connectivity: int = 1
+    """Lower limit of K."""
+    retention_rate: float | None = None
+    """Share of ke that must survive for a point to expand; wins over `min_retained`."""
+    min_retained: int = 1
+    """Survivors that a point needs to expand."""
+    z_percentile: float = 50
+    """Expansion threshold, a percentile of the upper ke-th neighbour distances."""
+    z: float | None = None
+    """Expansion threshold in standard deviations; wins over `z_percentile`."""
+    max_z_percentile: float = 100
+    """Gate of reassignment, a percentile like `z_percentile`."""
+    max_z: float | None = None
+    """Gate of reassignment in standard deviations; wins over `max_z_percentile`."""
+    max_scr_rounds: int = 10
+    """Passes of Small-Cluster Reassignment at most."""
+    seeding_order: str = "density"
+    """Order of the seeds: "density", "random" or "none" (input order)."""
+    post_reassignment_policy: str = "noise"
+    """What becomes of clusters that stay smaller than M: "noise" (-1) or "none" (kept)."""
+    seed: int = 42
+    """Seed of the "random" seeding order, and of every other random choice."""
+
+    def __post_init__(self) -> None:
+        for name, allowed in RANGES.items():
+            allowed.check(name, getattr(self, name))
+
+    @classmethod
+    def from_keywords(cls, keywords: dict[str, Any]) -> Params:
+        """Build from keyword arguments, naming any that is not a parameter."""
+        unknown = sorted(set(keywords) - set(RANGES))
+        if unknown:
+            raise ParameterError(
+                f"There is no parameter {unknown[0]!r}; the parameters are {', '.join(RANGES)}."
+            )
+        return cls(**keywords)
+
+    def resolve(self, n_points: int) -> ResolvedParams:
+        """Return the counts and thresholds that these parameters mean for `n_points` points."""
+        if not _is_count(n_points, 2):
+            raise ParameterError(f"n_points is {n_points!r}, but clustering needs at least 2 points.")
+        limit = min(self.max_connectivity or n_points - 1, n_points - 1)
+        size = _resolve_cluster_size(self.min_cluster_size, n_points)
+        kd, ke, kr = self._resolve_neighbors(n_points, size, limit)
+        retained = self.min_retained
+        if self.retention_rate is not None:
+            retained = max(math.floor(self.retention_rate * ke), 1)
+        return ResolvedParams(
+            n_points=n_points,
+            min_cluster_size=size,
+            density_neighbors=kd,
+            expansion_neighbors=ke,
+            reassignment_neighbors=kr,
+            k=min(limit, max(kd, ke, kr, self.min_connectivity)),
+            min_retained=retained,
+            z_percentile=None if self.z is not None else self.z_percentile,
+            z=self.z,
+            max_z_percentile=None if self.max_z is not None else self.max_z_percentile,
+            max_z=self.max_z,
+            max_scr_rounds=self.max_scr_rounds,
+            seeding_order=self.seeding_order,
+            post_reassignment_policy=self.post_reassignment_policy,
+            seed=self.seed,
+        )
+
+    def _resolve_neighbors(self, n_points: int, size: int, limit: int) -> tuple[int, int, int]:
+        """Return kd, ke and kr, each at most `limit` before the next is derived from it."""
+        kd, ke, kr = self.density_neighbors, self.expansion_neighbors, self.reassignment_neighbors
+        if kd is None:
+            log2_n = max(1, n_points.bit_length() - 1)
+            kd = min(size, log2_n) if ke is None else max(1, ke // 2)
+        kd = min(limit, kd)
+        ke = min(limit, min(size, 2 * kd) if ke is None else ke)
+        kr = min(limit, min(size, 2 * ke) if kr is None else kr)
+        return kd, ke, kr
+
+
+@dataclasses.dataclass(frozen=True)
+class ResolvedParams:
+    """Parameters for one number of points: counts are final, percentiles await the distances."""
+
+    n_points: int
+    min_cluster_size: int
+    density_neighbors: int
+    expansion_neighbors: int
+    reassignment_neighbors: int
+    k: int
+    min_retained: int
+    z_percentile: float | None
+    z: float | None
+    max_z_percentile: float | None
+    max_z: float | None
+    max_scr_rounds: int
+    seeding_order: str
+    post_reassignment_policy: str
+    seed: int
+
+
+def _resolve_cluster_size(value: float, n_points: int) -> int:
+    if value >= 1:
+        return int(value)
+    return max(1, math.floor(n_points**value))

@@ -1,0 +1,409 @@
+"""The oracle: SPORE in plain Python, slow and obvious, for every fast path to be compared with.
+
+Distances are computed in the dtype of the points; all arithmetic after them is on Python floats
+(float64), one rounding per operation, in the order written here.
+"""
+
+import math
+from collections import Counter, deque
+from typing import Any
+
+import numpy as np
+
+Stats = tuple[float, float]
+
+
+# Parameters
+
+DEFAULTS: dict[str, Any] = {  # None: derived from the others in resolve
+    "min_cluster_size": 0.45,
+    "density_neighbors": None,
+    "expansion_neighbors": None,
+    "reassignment_neighbors": None,
+    "max_connectivity": None,
+    "min_connectivity": 1,
+    "retention_rate": None,
+    "min_retained": 1,
+    "z": None,
+    "z_percentile": 50,
+    "max_z": None,
+    "max_z_percentile": 100,
+    "max_scr_rounds": 10,
+    "seeding_order": "density",
+    "post_reassignment_policy": "noise",
+    "seed": 0,
+}
+
+
+def resolve(params: dict, n_points: int) -> dict:
+    """Return the parameters as the algorithm uses them: defaults filled in, counts clamped."""
+    unknown = params.keys() - DEFAULTS.keys()
+    if unknown:
+        raise TypeError(f"unknown parameters {sorted(unknown)}")
+    p = DEFAULTS | {name: value for name, value in params.items() if value is not None}
+
+    min_connectivity, max_connectivity = p.pop("min_connectivity"), p.pop("max_connectivity")
+    limit = n_points - 1 if max_connectivity is None else min(max_connectivity, n_points - 1)
+    size = p["min_cluster_size"]
+    m = max(1, math.floor(n_points**size if size < 1 else size))
+
+    kd, ke, kr = (p[f"{phase}_neighbors"] for phase in ("density", "expansion", "reassignment"))
+    if kd is None:
+        kd = min(m, max(1, math.floor(math.log2(n_points)))) if ke is None else max(1, ke // 2)
+    kd = min(kd, limit)
+    ke = min(min(m, 2 * kd) if ke is None else ke, limit)
+    kr = min(min(m, 2 * ke) if kr is None else kr, limit)
+
+    retention_rate = p.pop("retention_rate")
+    if retention_rate is not None:
+        p["min_retained"] = max(math.floor(retention_rate * ke), 1)
+    return p | {
+        "min_cluster_size": m,
+        "density_neighbors": kd,
+        "expansion_neighbors": ke,
+        "reassignment_neighbors": kr,
+        "k": min(limit, max(kd, ke, kr, min_connectivity)),
+    }
+
+
+# Working coordinates
+
+
+def working_coordinates(
+    x: np.ndarray, scale: str | None = None, metric: str = "euclidean"
+) -> np.ndarray:
+    """Scale and normalise in float64, round once to the working dtype, turn -0.0 into 0.0."""
+    points = np.column_stack([scaled(column, scale) for column in x.astype(np.float64).T])
+    if metric == "cosine":
+        points = np.array([unit_vector(row, vector) for row, vector in enumerate(points.tolist())])
+    return points.astype(working_dtype(x)) + 0.0  # -0.0 + 0.0 is 0.0
+
+
+def working_dtype(x: np.ndarray) -> type:
+    """Return float64 for float64 and for integers beyond 2**24 in magnitude, else float32."""
+    is_float64 = x.dtype.newbyteorder("=") == np.float64
+    is_integer = x.dtype.kind in "iu"
+    is_large = is_integer and max(abs(int(x.min())), abs(int(x.max()))) > 2**24
+    return np.float64 if is_float64 or is_large else np.float32
+
+
+def scaled(column: np.ndarray, scale: str | None) -> np.ndarray:
+    """Scale one float64 column; a column without spread becomes 0."""
+    if scale is None:
+        return column
+    mean, std = mean_and_std(column)
+    if scale == "standard":
+        return (column - mean) / std if std > 0 else np.zeros_like(column)
+    clipped = np.clip(column, mean - 6 * std, mean + 6 * std)  # "clip-minmax"
+    low, high = clipped.min(), clipped.max()
+    return (clipped - low) / (high - low) if high > low else np.zeros_like(column)
+
+
+def unit_vector(row: int, vector: list[float]) -> list[float]:
+    """Divide a vector by its L2 norm."""
+    norm = norm_in_order(vector)
+    if norm == 0:
+        raise ValueError(f"row {row} is a zero vector, which has no cosine distance")
+    return [value / norm for value in vector]
+
+
+def norm_in_order(values: list[float]) -> float:
+    """Return the Euclidean norm, squares summed from the first to the last."""
+    total = 0.0
+    for value in values:
+        total += value * value
+    return math.sqrt(total)
+
+
+def mean_and_std(values: np.ndarray) -> Stats:
+    """Return mean and population std, each mean exact and rounded once."""
+    flat = np.asarray(values, dtype=np.float64).ravel().tolist()
+    mean = exact_mean(flat)
+    return mean, math.sqrt(exact_mean([(value - mean) * (value - mean) for value in flat]))
+
+
+def exact_mean(values: list[float]) -> float:
+    """Return the exact mean, correctly rounded: every float is a multiple of 2**-1074."""
+    total = 0
+    for value in values:
+        numerator, denominator = value.as_integer_ratio()
+        total += numerator * (2**1074 // denominator)
+    return total / (len(values) * 2**1074)  # int / int is correctly rounded
+
+
+# Neighbour rows
+
+
+def neighbor_rows(points: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return ids and distances of each point and its k nearest others, by (distance, id)."""
+    n_points = len(points)
+    neighbors = np.empty((n_points, k + 1), dtype=np.int32)
+    distances = np.empty((n_points, k + 1), dtype=points.dtype)
+    for i in range(n_points):
+        from_i = distances_from(points, i)
+        others = [j for j in np.argsort(from_i, kind="stable").tolist() if j != i]
+        neighbors[i] = [i, *others[:k]]
+        distances[i] = from_i[neighbors[i]]
+    return neighbors, distances
+
+
+def distances_from(points: np.ndarray, i: int) -> np.ndarray:
+    """Return the distance of every point from point i, each step rounded in the points' dtype."""
+    total = np.zeros(len(points), dtype=points.dtype)
+    for column in points.T:
+        difference = column - column[i]
+        total = total + difference * difference
+    return np.sqrt(total)
+
+
+def copies(distances_row: np.ndarray) -> int:
+    """Count the entries of a row at distance 0, the point itself included."""
+    return max(1, sum(1 for distance in distances_row if distance <= 0))
+
+
+# Order and thresholds
+
+
+def extent(points: np.ndarray) -> float:
+    """Return the Euclidean norm of the per-column ranges, in float64."""
+    wide = points.astype(np.float64)
+    return norm_in_order((wide.max(axis=0) - wide.min(axis=0)).tolist())
+
+
+def density(distances: np.ndarray, density_neighbors: int, extent: float) -> list[float]:
+    """Return the density of every point; a row of nothing but copies counts as the least dense."""
+    densities = []
+    for row in distances.tolist():
+        c = copies(row)
+        u = min(density_neighbors, len(row) - c)
+        delta = row[c + u - 1] if u > 0 else extent
+        densities.append((u + 1) / (delta / extent))
+    return densities
+
+
+def total_order(densities: list[float], points: np.ndarray) -> list[int]:
+    """Return all points by density descending, then coordinates, then row."""
+    coordinates = points.tolist()
+    return sorted(range(len(points)), key=lambda i: (-densities[i], coordinates[i], i))
+
+
+def seeding(order: list[int], p: dict) -> list[int]:
+    """Return the order in which points are tried as seeds; p holds the resolved parameters."""
+    if p["seeding_order"] == "density":
+        return order
+    if p["seeding_order"] == "random":
+        return np.random.default_rng(p["seed"]).permutation(len(order)).tolist()
+    return list(range(len(order)))  # "none"
+
+
+def thresholds(distances: np.ndarray, p: dict) -> tuple[float, float]:
+    """Return z and max_z: as given, or from percentiles of the upper tail of distances to ke."""
+    d = distances[:, p["expansion_neighbors"]].astype(np.float64)
+    mean, std = mean_and_std(d)
+    upper = d[d >= mean]
+
+    def from_percentile(q: float) -> float:
+        return (float(np.percentile(upper, q)) - mean) / std if std > 0 else 0.0
+
+    z = from_percentile(p["z_percentile"]) if p["z"] is None else p["z"]
+    max_z = from_percentile(p["max_z_percentile"]) if p["max_z"] is None else p["max_z"]
+    return z, max_z
+
+
+def starting_statistics(distances: np.ndarray, expansion_neighbors: int) -> Stats:
+    """Return mean and std of the first ke+1 columns, the zeros of column 0 included."""
+    return mean_and_std(distances[:, : expansion_neighbors + 1])
+
+
+# Expansion
+
+
+def expand(
+    neighbors: np.ndarray, distances: np.ndarray, seeds: list[int], start: Stats, z: float, p: dict
+) -> tuple[np.ndarray, list[Stats]]:
+    """Grow a skeleton from each unassigned seed; clusters are numbered in seed order."""
+    ids, rows = neighbors.tolist(), distances.tolist()
+    labels = [-1] * len(ids)  # set when a point is queued: it is popped before its cluster ends
+    stats = []
+    for seed in seeds:
+        if labels[seed] >= 0:
+            continue
+        cluster_number = len(stats)
+        mu, sigma = start
+        n_s = 1
+        labels[seed] = cluster_number
+        queue = deque([seed])
+        while queue:
+            i = queue.popleft()
+            end = copies(rows[i]) + p["expansion_neighbors"]
+            survivors = [
+                (j, dist)
+                for j, dist in zip(ids[i][:end], rows[i][:end], strict=True)
+                if labels[j] < 0 and dist - mu <= z * sigma
+            ]
+            if len(survivors) < p["min_retained"]:
+                continue
+            mu, sigma = updated(mu, sigma, n_s, [dist for _, dist in survivors])
+            n_s += len(survivors)
+            for j, _ in survivors:
+                labels[j] = cluster_number
+                queue.append(j)
+        stats.append((mu, sigma))
+    return np.array(labels, dtype=np.int32), stats
+
+
+def updated(mu: float, sigma: float, n_s: int, dists: list[float]) -> Stats:
+    """Return a cluster's statistics after it took in these distances."""
+    squares = 0.0
+    total = 0.0
+    for dist in dists:
+        squares += (dist - mu) * (dist - mu)
+        total += dist
+    n_new = n_s + len(dists)
+    return (mu * n_s + total) / n_new, math.sqrt((sigma * sigma * n_s + squares) / n_new)
+
+
+# Small-cluster reassignment
+
+
+def reassign(
+    neighbors: np.ndarray,
+    distances: np.ndarray,
+    labels: np.ndarray,
+    stats: list[Stats],
+    order: list[int],
+    max_z: float,
+    p: dict,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Vote fragments into skeletons and drop the rest; return labels and provenance.
+
+    Provenance is 0 for a point that kept its label, r for one reassigned in round r, and -1 for
+    noise, whose label is -1 too.
+    """
+    new_labels, provenance = labels.copy(), np.zeros_like(labels)
+    if p["min_cluster_size"] <= 1:
+        return new_labels, provenance
+
+    sizes = Counter(labels.tolist())
+    smallest = smallest_skeleton(sizes, p)
+    gates = {
+        label: (mu, max_z * sigma)
+        for label, (mu, sigma) in enumerate(stats)
+        if sizes[label] >= smallest
+    }
+    fragments = [x for x in order if labels[x] not in gates]
+    for scr_round in range(1, p["max_scr_rounds"] + 1):
+        left = []
+        for x in fragments:
+            begin = copies(distances[x])
+            end = begin + p["reassignment_neighbors"]
+            winner = vote(new_labels[neighbors[x, begin:end]], distances[x, begin:end], gates)
+            if winner is None:
+                left.append(x)
+            else:
+                new_labels[x] = winner
+                provenance[x] = scr_round
+        if len(left) == len(fragments):
+            break
+        fragments = left
+
+    if p["post_reassignment_policy"] == "noise":
+        sizes = Counter(new_labels.tolist())
+        is_noise = [sizes[label] < smallest for label in new_labels.tolist()]
+        new_labels[is_noise] = -1
+        provenance[is_noise] = -1
+    return new_labels, provenance
+
+
+def smallest_skeleton(sizes: Counter, p: dict) -> int:
+    """Return M, lowered where SCR runs to the size of the second largest cluster."""
+    if p["max_scr_rounds"] > 0 and len(sizes) >= 2:
+        return min(p["min_cluster_size"], sorted(sizes.values())[-2])
+    return p["min_cluster_size"]
+
+
+def vote(labels: np.ndarray, dists: np.ndarray, gates: dict[int, Stats]) -> int | None:
+    """Return the label of most entries within their skeleton's gate, the first met of equals.
+
+    Only skeletons have a gate, so a fragment's own cluster gets no votes.
+    """
+    votes: Counter = Counter()
+    for label, dist in zip(labels.tolist(), dists.tolist(), strict=True):
+        if label in gates:
+            mu, reach = gates[label]
+            if dist - mu <= reach:
+                votes[label] += 1
+    return max(votes, key=lambda label: votes[label]) if votes else None  # max keeps the first
+
+
+def renumber(labels: np.ndarray) -> np.ndarray:
+    """Number the labels in use 0, 1, ... in their order, which is seed order; keep -1."""
+    in_use = sorted(set(labels.tolist()) - {-1})
+    number = {-1: -1} | {label: i for i, label in enumerate(in_use)}
+    return np.array([number[label] for label in labels.tolist()], dtype=np.int32)
+
+
+# The whole algorithm
+
+
+def cluster_graph(
+    neighbors: np.ndarray, distances: np.ndarray, points: np.ndarray, **params
+) -> np.ndarray:
+    """Cluster points, given their neighbour rows (at least K+1 columns); return int32 labels."""
+    return cluster_graph_details(neighbors, distances, points, **params)[0]
+
+
+def cluster_graph_details(
+    neighbors: np.ndarray, distances: np.ndarray, points: np.ndarray, **params
+) -> tuple[np.ndarray, np.ndarray, list[dict]]:
+    """Return labels, provenance and a description of each final cluster, in label order."""
+    p = resolve(params, len(points))
+    neighbors, distances = neighbors[:, : p["k"] + 1], distances[:, : p["k"] + 1]
+    width = extent(points)
+    if width <= 0:
+        return one_cluster(len(points))
+
+    order = total_order(density(distances, p["density_neighbors"], width), points)
+    seeds = seeding(order, p)
+    z, max_z = thresholds(distances, p)
+    start = starting_statistics(distances, p["expansion_neighbors"])
+    skeletons, stats = expand(neighbors, distances, seeds, start, z, p)
+    labels, provenance = reassign(neighbors, distances, skeletons, stats, order, max_z, p)
+    return renumber(labels), provenance, describe(labels, skeletons, stats, seeds)
+
+
+def one_cluster(n_points: int) -> tuple[np.ndarray, np.ndarray, list[dict]]:
+    """Return the details of a clustering of points that are all alike."""
+    zeros = np.zeros(n_points, dtype=np.int32)
+    only = {"size": n_points, "skeleton_size": n_points, "mean": 0.0, "std": 0.0, "seed": 0}
+    return zeros, zeros.copy(), [only]
+
+
+def describe(
+    labels: np.ndarray, skeletons: np.ndarray, stats: list[Stats], seeds: list[int]
+) -> list[dict]:
+    """Describe every cluster that still has points, in seed order."""
+    sizes, skeleton_sizes = Counter(labels.tolist()), Counter(skeletons.tolist())
+    seed_of: dict[int, int] = {}
+    for row in seeds:  # the first of its cluster to be tried is the one that founded it
+        seed_of.setdefault(int(skeletons[row]), row)
+    return [
+        {
+            "size": sizes[label],
+            "skeleton_size": skeleton_sizes[label],
+            "mean": mu,
+            "std": sigma,
+            "seed": seed_of[label],
+        }
+        for label, (mu, sigma) in enumerate(stats)
+        if sizes[label] > 0
+    ]
+
+
+def cluster(
+    x: np.ndarray, scale: str | None = None, metric: str = "euclidean", **params
+) -> np.ndarray:
+    """Cluster raw input, from working coordinates to labels."""
+    points = working_coordinates(x, scale, metric)
+    neighbors, distances = neighbor_rows(points, resolve(params, len(points))["k"])
+    return cluster_graph(neighbors, distances, points, **params)
