@@ -9,14 +9,14 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from spore_dask.coordinates import as_points
 from spore_dask.errors import InputError
 from spore_dask.kernels import expand as expansion
 from spore_dask.kernels import order as density_order
-from spore_dask.kernels.reassign import FRAGMENT, vote
+from spore_dask.kernels.reassign import FRAGMENT, Fragments, Gates, vote
+from spore_dask.kernels.rows import first_bad_row
 from spore_dask.kernels.sums import mean_and_std
 from spore_dask.params import Params, ResolvedParams
 
@@ -119,7 +119,7 @@ def measure_thresholds(
     mean, std = mean_and_std(reach)
     upper = reach[reach >= mean]
 
-    def z_score(z: float | None, percentile: float | None) -> float:
+    def z_score(z: float | None, percentile: float) -> float:
         if z is not None:
             return float(z)
         return float((np.percentile(upper, percentile) - mean) / std) if std > 0 else 0.0
@@ -161,40 +161,30 @@ def _expand(
     thresholds: Thresholds,
 ) -> tuple[NDArray[np.int32], NDArray[Any]]:
     """Return the cluster number of every point, and a record for each cluster."""
-    settings = np.array(
-        [
-            (
-                params.expansion_neighbors,
-                params.min_retained,
-                thresholds.z,
-                thresholds.start_mean,
-                thresholds.start_std,
-            )
-        ],
-        expansion.SETTINGS,
-    )
-    state = np.zeros(1, expansion.STATE)
+    settings = _expansion_settings(params, thresholds)
+    slots = expansion.Slots(np.zeros(1, np.int64), neighbors[np.newaxis], distances[np.newaxis])
     labels = np.full(len(seeds), expansion.UNASSIGNED, np.int32)
-    queue = np.empty(len(seeds), neighbors.dtype)
-    slot_of_shard = np.zeros(1, np.int64)
+    growth = expansion.Growth(
+        state=np.zeros(1, expansion.STATE),
+        labels=labels,
+        queue=np.empty(len(seeds), neighbors.dtype),
+        closed=np.empty(SEEDS_PER_PIECE, expansion.CLUSTER),
+    )
     grown = []
     for first in range(0, len(seeds), SEEDS_PER_PIECE):
-        piece = seeds[first : first + SEEDS_PER_PIECE]
-        closed = np.empty(len(piece), expansion.CLUSTER)
-        state["seed"] = state["n_closed"] = 0
-        expansion.expand(
-            state,
-            settings,
-            piece,
-            slot_of_shard,
-            neighbors[np.newaxis],
-            distances[np.newaxis],
-            labels,
-            queue,
-            closed,
-        )
-        grown.append(closed[: state["n_closed"][0]].copy())
+        growth.state["seed"] = growth.state["n_closed"] = 0
+        expansion.expand(settings, seeds[first : first + SEEDS_PER_PIECE], slots, growth)
+        grown.append(growth.closed[: growth.state["n_closed"][0]].copy())
     return labels, np.concatenate(grown)
+
+
+def _expansion_settings(params: ResolvedParams, thresholds: Thresholds) -> NDArray[Any]:
+    settings = np.zeros(1, expansion.SETTINGS)
+    settings["expansion_neighbors"] = params.expansion_neighbors
+    settings["min_retained"] = params.min_retained
+    for name in ("z", "start_mean", "start_std"):
+        settings[name] = getattr(thresholds, name)
+    return settings
 
 
 def _reassign(
@@ -213,14 +203,14 @@ def _reassign(
     number_of[large] = np.arange(len(large))
     labels = number_of[skeletons]
     fragments = order[labels[order] == FRAGMENT]
-    tolerances = thresholds.max_z * grown["std"][large]
-    means = grown["mean"][large].copy()
+    gates = Gates(
+        means=grown["mean"][large],
+        tolerances=thresholds.max_z * grown["std"][large],
+        reach=params.reassignment_neighbors,
+    )
     for this_round in range(1, params.max_scr_rounds + 1):
-        reach = params.reassignment_neighbors
-        if not vote(
-            fragments, fragments, neighbors, distances, reach,
-            means, tolerances, labels, rounds, this_round,
-        ):  # fmt: skip
+        piece = Fragments(fragments, fragments, neighbors, distances)
+        if not vote(piece, gates, labels, rounds, this_round):
             break
         fragments = fragments[labels[fragments] == FRAGMENT]
     if params.post_reassignment_policy == "noise":
@@ -285,7 +275,7 @@ def _check_graph(
             "or lower the neighbour counts or max_connectivity."
         )
     neighbors, distances = neighbors[:, :width], distances[:, :width]
-    row = _first_bad_row(neighbors, distances)
+    row = first_bad_row(neighbors, distances)
     if row >= 0:
         raise InputError(
             f"Row {row} of the graph is {neighbors[row].tolist()} at distances "
@@ -293,21 +283,3 @@ def _check_graph(
             f"other points from 0 to {n_points - 1}, each once, by (distance, number) ascending."
         )
     return neighbors, distances
-
-
-@njit(cache=True, nogil=True)
-def _first_bad_row(neighbors, distances):  # type: ignore[no-untyped-def]
-    """Return the first row that is not as `cluster_graph` says, or -1."""
-    for i in range(neighbors.shape[0]):
-        if neighbors[i, 0] != i or distances[i, 0] != 0:
-            return i
-        for j in range(1, neighbors.shape[1]):
-            nearer, farther = distances[i, j - 1], distances[i, j]
-            ordered = nearer < farther or (
-                nearer == farther and (j == 1 or neighbors[i, j - 1] < neighbors[i, j])
-            )
-            if not ordered or farther == np.inf or neighbors[i, j] == i:
-                return i
-            if neighbors[i, j] < 0 or neighbors[i, j] >= neighbors.shape[0]:
-                return i
-    return -1

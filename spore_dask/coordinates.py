@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from spore_dask.errors import InputError
+from spore_dask.kernels.lengths import divide_by_length
 from spore_dask.kernels.sums import exact_mean, exact_squared_deviations, exact_sum
 from spore_dask.params import one_of
 
@@ -23,8 +23,8 @@ CLIP_DEVIATIONS = 6.0
 BLOCK_NBYTES = 16 << 20
 LARGEST_FLOAT32_INTEGER = 1 << 24
 
-SCALES = ("clip-minmax", "standard")
-METRICS = ("euclidean", "cosine")
+SCALE = one_of("clip-minmax", "standard", optional=True)
+METRIC = one_of("euclidean", "cosine")
 
 
 def as_points(x: ArrayLike) -> NDArray[np.floating]:
@@ -51,9 +51,7 @@ def working_coordinates(
     float32 or float64 array (N, D), C-contiguous
         float64 for float64 input and for integers beyond 2**24, else float32.
     """
-    if scale is not None:
-        one_of(*SCALES).check("scale", scale)
-    one_of(*METRICS).check("metric", metric)
+    check_options(scale, metric)
     data = _check_array(x)
     low, high = _column_limits(data)
     transform = _fit_scale(data, scale, low, high)
@@ -66,6 +64,12 @@ def working_coordinates(
     result += 0.0  # -0.0 becomes 0.0
     _check_extent(result)
     return result
+
+
+def check_options(scale: Any, metric: Any) -> None:
+    """Raise `ParameterError` unless both are among the allowed words."""
+    SCALE.check("scale", scale)
+    METRIC.check("metric", metric)
 
 
 def working_dtype(dtype: np.dtype[Any], low: NDArray[Any], high: NDArray[Any]) -> np.dtype[Any]:
@@ -106,9 +110,7 @@ def _fit_scale(
     if scale is None:
         return Scaling()
     mean = np.array([exact_mean(total, len(data)) for total in _column_sums(data, None)])
-    std = np.array(
-        [math.sqrt(exact_mean(total, len(data))) for total in _column_sums(data, mean)]
-    )
+    std = np.array([math.sqrt(exact_mean(total, len(data))) for total in _column_sums(data, mean)])
     if scale == "standard":
         return Scaling(shift=mean, divisor=std)
     clip_low, clip_high = mean - CLIP_DEVIATIONS * std, mean + CLIP_DEVIATIONS * std
@@ -184,24 +186,9 @@ def _blocks(data: NDArray[Any]) -> Iterator[tuple[slice, NDArray[np.float64]]]:
 
 def _normalise(block: NDArray[np.float64], first_row: int) -> None:
     """Divide each row by its length, in place."""
-    zero = _divide_by_length(block)
+    zero = divide_by_length(block)
     if zero >= 0:
         raise InputError(
             f"Row {first_row + zero} of the data is a zero vector, which has no direction: "
             "remove such rows, or use metric='euclidean'."
         )
-
-
-@njit(cache=True, nogil=True)
-def _divide_by_length(block):  # type: ignore[no-untyped-def]
-    """Normalise rows in place; return the first that has length 0, or -1."""
-    for i in range(block.shape[0]):
-        total = 0.0
-        for j in range(block.shape[1]):
-            total += block[i, j] * block[i, j]
-        length = np.sqrt(total)
-        if not length > 0:
-            return i
-        for j in range(block.shape[1]):
-            block[i, j] /= length
-    return -1

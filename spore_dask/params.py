@@ -31,7 +31,7 @@ class Range:
 
 
 def _is_count(value: Any, at_least: int = 1) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and value >= at_least
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= at_least
 
 
 def _is_real(value: Any) -> bool:
@@ -48,11 +48,10 @@ def _interval(low: float, high: float, optional: bool) -> Range:
     )
 
 
-def one_of(*choices: str) -> Range:
+def one_of(*choices: str, optional: bool = False) -> Range:
     """Allow exactly these words."""
-    return Range(
-        "one of " + ", ".join(map(repr, choices)), lambda v: isinstance(v, str) and v in choices
-    )
+    text = "one of " + ", ".join(map(repr, choices))
+    return Range(text, lambda v: isinstance(v, str) and v in choices, optional)
 
 
 def _is_cluster_size(value: Any) -> bool:
@@ -140,7 +139,8 @@ class Params:
     def resolve(self, n_points: int) -> ResolvedParams:
         """Return the counts and thresholds that these parameters mean for `n_points` points."""
         if not _is_count(n_points, 2):
-            raise ParameterError(f"n_points is {n_points!r}, but clustering needs at least 2 points.")
+            raise ParameterError(f"n_points is {n_points!r}, but clustering needs at least 2.")
+        n_points = int(n_points)
         limit = min(self.max_connectivity or n_points - 1, n_points - 1)
         size = _resolve_cluster_size(self.min_cluster_size, n_points)
         kd, ke, kr = self._resolve_neighbors(n_points, size, limit)
@@ -155,9 +155,9 @@ class Params:
             reassignment_neighbors=kr,
             k=min(limit, max(kd, ke, kr, self.min_connectivity)),
             min_retained=retained,
-            z_percentile=None if self.z is not None else self.z_percentile,
+            z_percentile=self.z_percentile,
             z=self.z,
-            max_z_percentile=None if self.max_z is not None else self.max_z_percentile,
+            max_z_percentile=self.max_z_percentile,
             max_z=self.max_z,
             max_scr_rounds=self.max_scr_rounds,
             seeding_order=self.seeding_order,
@@ -188,9 +188,9 @@ class ResolvedParams:
     reassignment_neighbors: int
     k: int
     min_retained: int
-    z_percentile: float | None
+    z_percentile: float
     z: float | None
-    max_z_percentile: float | None
+    max_z_percentile: float
     max_z: float | None
     max_scr_rounds: int
     seeding_order: str
@@ -201,4 +201,5 @@ class ResolvedParams:
 def _resolve_cluster_size(value: float, n_points: int) -> int:
     if value >= 1:
         return int(value)
-    return max(1, math.floor(n_points**value))
+    size: float = float(n_points) ** float(value)
+    return max(1, math.floor(size))

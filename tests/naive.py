@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+Params = dict[str, Any]
 Stats = tuple[float, float]
 
 
 # Parameters
 
-DEFAULTS: dict[str, Any] = {  # None: derived from the others in resolve
+DEFAULTS: Params = {  # None: derived from the others in resolve
     "min_cluster_size": 0.45,
     "density_neighbors": None,
     "expansion_neighbors": None,
@@ -31,11 +32,11 @@ DEFAULTS: dict[str, Any] = {  # None: derived from the others in resolve
     "max_scr_rounds": 10,
     "seeding_order": "density",
     "post_reassignment_policy": "noise",
-    "seed": 0,
+    "seed": 42,
 }
 
 
-def resolve(params: dict, n_points: int) -> dict:
+def resolve(params: Params, n_points: int) -> Params:
     """Return the parameters as the algorithm uses them: defaults filled in, counts clamped."""
     unknown = params.keys() - DEFAULTS.keys()
     if unknown:
@@ -187,16 +188,16 @@ def total_order(densities: list[float], points: np.ndarray) -> list[int]:
     return sorted(range(len(points)), key=lambda i: (-densities[i], coordinates[i], i))
 
 
-def seeding(order: list[int], p: dict) -> list[int]:
+def seeding(order: list[int], p: Params) -> list[int]:
     """Return the order in which points are tried as seeds; p holds the resolved parameters."""
     if p["seeding_order"] == "density":
         return order
     if p["seeding_order"] == "random":
-        return np.random.default_rng(p["seed"]).permutation(len(order)).tolist()
+        return list(np.random.default_rng(p["seed"]).permutation(len(order)).tolist())
     return list(range(len(order)))  # "none"
 
 
-def thresholds(distances: np.ndarray, p: dict) -> tuple[float, float]:
+def thresholds(distances: np.ndarray, p: Params) -> tuple[float, float]:
     """Return z and max_z: as given, or from percentiles of the upper tail of distances to ke."""
     d = distances[:, p["expansion_neighbors"]].astype(np.float64)
     mean, std = mean_and_std(d)
@@ -219,12 +220,17 @@ def starting_statistics(distances: np.ndarray, expansion_neighbors: int) -> Stat
 
 
 def expand(
-    neighbors: np.ndarray, distances: np.ndarray, seeds: list[int], start: Stats, z: float, p: dict
+    neighbors: np.ndarray,
+    distances: np.ndarray,
+    seeds: list[int],
+    start: Stats,
+    z: float,
+    p: Params,
 ) -> tuple[np.ndarray, list[Stats]]:
     """Grow a skeleton from each unassigned seed; clusters are numbered in seed order."""
     ids, rows = neighbors.tolist(), distances.tolist()
     labels = [-1] * len(ids)  # set when a point is queued: it is popped before its cluster ends
-    stats = []
+    stats: list[Stats] = []
     for seed in seeds:
         if labels[seed] >= 0:
             continue
@@ -273,7 +279,7 @@ def reassign(
     stats: list[Stats],
     order: list[int],
     max_z: float,
-    p: dict,
+    p: Params,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Vote fragments into skeletons and drop the rest; return labels and provenance.
 
@@ -315,11 +321,12 @@ def reassign(
     return new_labels, provenance
 
 
-def smallest_skeleton(sizes: Counter, p: dict) -> int:
+def smallest_skeleton(sizes: Counter[int], p: Params) -> int:
     """Return M, lowered where SCR runs to the size of the second largest cluster."""
+    smallest: int = p["min_cluster_size"]
     if p["max_scr_rounds"] > 0 and len(sizes) >= 2:
-        return min(p["min_cluster_size"], sorted(sizes.values())[-2])
-    return p["min_cluster_size"]
+        smallest = min(smallest, sorted(sizes.values())[-2])
+    return smallest
 
 
 def vote(labels: np.ndarray, dists: np.ndarray, gates: dict[int, Stats]) -> int | None:
@@ -327,7 +334,7 @@ def vote(labels: np.ndarray, dists: np.ndarray, gates: dict[int, Stats]) -> int 
 
     Only skeletons have a gate, so a fragment's own cluster gets no votes.
     """
-    votes: Counter = Counter()
+    votes: Counter[int] = Counter()
     for label, dist in zip(labels.tolist(), dists.tolist(), strict=True):
         if label in gates:
             mu, reach = gates[label]
@@ -337,7 +344,7 @@ def vote(labels: np.ndarray, dists: np.ndarray, gates: dict[int, Stats]) -> int 
 
 
 def renumber(labels: np.ndarray) -> np.ndarray:
-    """Number the labels in use 0, 1, ... in their order, which is seed order; keep -1."""
+    """Return labels numbered 0, 1, ... in their order, which is seed order; -1 stays."""
     in_use = sorted(set(labels.tolist()) - {-1})
     number = {-1: -1} | {label: i for i, label in enumerate(in_use)}
     return np.array([number[label] for label in labels.tolist()], dtype=np.int32)
@@ -347,15 +354,15 @@ def renumber(labels: np.ndarray) -> np.ndarray:
 
 
 def cluster_graph(
-    neighbors: np.ndarray, distances: np.ndarray, points: np.ndarray, **params
+    neighbors: np.ndarray, distances: np.ndarray, points: np.ndarray, **params: Any
 ) -> np.ndarray:
     """Cluster points, given their neighbour rows (at least K+1 columns); return int32 labels."""
     return cluster_graph_details(neighbors, distances, points, **params)[0]
 
 
 def cluster_graph_details(
-    neighbors: np.ndarray, distances: np.ndarray, points: np.ndarray, **params
-) -> tuple[np.ndarray, np.ndarray, list[dict]]:
+    neighbors: np.ndarray, distances: np.ndarray, points: np.ndarray, **params: Any
+) -> tuple[np.ndarray, np.ndarray, list[dict[str, Any]]]:
     """Return labels, provenance and a description of each final cluster, in label order."""
     p = resolve(params, len(points))
     neighbors, distances = neighbors[:, : p["k"] + 1], distances[:, : p["k"] + 1]
@@ -372,7 +379,7 @@ def cluster_graph_details(
     return renumber(labels), provenance, describe(labels, skeletons, stats, seeds)
 
 
-def one_cluster(n_points: int) -> tuple[np.ndarray, np.ndarray, list[dict]]:
+def one_cluster(n_points: int) -> tuple[np.ndarray, np.ndarray, list[dict[str, Any]]]:
     """Return the details of a clustering of points that are all alike."""
     zeros = np.zeros(n_points, dtype=np.int32)
     only = {"size": n_points, "skeleton_size": n_points, "mean": 0.0, "std": 0.0, "seed": 0}
@@ -381,7 +388,7 @@ def one_cluster(n_points: int) -> tuple[np.ndarray, np.ndarray, list[dict]]:
 
 def describe(
     labels: np.ndarray, skeletons: np.ndarray, stats: list[Stats], seeds: list[int]
-) -> list[dict]:
+) -> list[dict[str, Any]]:
     """Describe every cluster that still has points, in seed order."""
     sizes, skeleton_sizes = Counter(labels.tolist()), Counter(skeletons.tolist())
     seed_of: dict[int, int] = {}
@@ -401,7 +408,7 @@ def describe(
 
 
 def cluster(
-    x: np.ndarray, scale: str | None = None, metric: str = "euclidean", **params
+    x: np.ndarray, scale: str | None = None, metric: str = "euclidean", **params: Any
 ) -> np.ndarray:
     """Cluster raw input, from working coordinates to labels."""
     points = working_coordinates(x, scale, metric)

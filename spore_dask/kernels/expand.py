@@ -10,10 +10,13 @@ Memory: labels and queue, two integers a point; a record for each seed of the pi
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
-from spore_dask.kernels.order import count_copies
+from spore_dask.kernels.rows import count_copies
 
 STATE = np.dtype(
     [
@@ -48,61 +51,77 @@ DONE = -1
 UNASSIGNED = -1
 
 
+class Slots(NamedTuple):
+    """The shards of the graph that are at hand."""
+
+    slot_of_shard: NDArray[np.integer]
+    """The slot of each shard, or -1 for a shard that is not at hand."""
+    neighbors: NDArray[np.integer]
+    """(slots, rows a shard, K + 1)"""
+    distances: NDArray[np.floating]
+    """(slots, rows a shard, K + 1)"""
+
+
+class Growth(NamedTuple):
+    """What an expansion writes."""
+
+    state: NDArray[Any]
+    """One STATE record; `seed` and `n_closed` are 0 at the start of each piece of seeds."""
+    labels: NDArray[np.integer]
+    """The number of each point's cluster, -1 where unassigned."""
+    queue: NDArray[np.integer]
+    """Points of the growing cluster in the order in which they joined; room for all points."""
+    closed: NDArray[Any]
+    """CLUSTER records of the finished clusters, `n_closed` of them; room for one a seed."""
+
+
 @njit(cache=True, nogil=True)
-def expand(state, settings, seeds, slot_of_shard, neighbors, distances, labels, queue, closed):  # type: ignore[no-untyped-def]
+def expand(settings, seeds, slots, growth):
     """Grow a cluster from each seed in turn that no earlier cluster has taken.
 
     Parameters
     ----------
-    state : array of one STATE record
-        Read and written; zero `seed` and `n_closed` at the start of each piece of seeds.
     settings : array of one SETTINGS record
     seeds : integer array
         The next piece of the seed order.
-    slot_of_shard : integer array
-        The slot of each shard, or -1 for a shard that is not at hand.
-    neighbors, distances : arrays (slots, rows a shard, K + 1)
-    labels : integer array of N, -1 where unassigned
-        Written: the number of each point's cluster.
-    queue : integer array of N
-        Points of the growing cluster in the order in which they joined.
-    closed : array of CLUSTER records, one for each seed of the piece
-        Written: the finished clusters, `state["n_closed"]` of them.
+    slots : Slots
+    growth : Growth
+        Read and written.
 
     Returns
     -------
     int
         -1 when every seed of the piece is done, else the shard that must be brought first.
     """
-    now = state[0]
-    rows_per_shard = neighbors.shape[1]
-    kept = np.empty(neighbors.shape[2], np.int64)
+    now = growth.state[0]
+    rows_per_shard = slots.neighbors.shape[1]
+    kept = np.empty(slots.neighbors.shape[2], np.int64)
     while True:
-        if now.head == now.tail and not _begin_cluster(now, settings[0], seeds, labels, queue):
+        if now.head == now.tail and not _begin_cluster(settings[0], seeds, growth):
             return DONE
         while now.head < now.tail:
-            point = queue[now.head]
+            point = growth.queue[now.head]
             shard = point // rows_per_shard
-            slot = slot_of_shard[shard]
+            slot = slots.slot_of_shard[shard]
             if slot < 0:
                 return shard
             row = point - shard * rows_per_shard
-            _expand_point(
-                now, settings[0], neighbors[slot, row], distances[slot, row], labels, queue, kept
-            )
+            neighbors, distances = slots.neighbors[slot, row], slots.distances[slot, row]
+            _expand_point(settings[0], neighbors, distances, growth, kept)
             now.head += 1
-        _close_cluster(now, queue, closed)
+        _close_cluster(growth)
 
 
 @njit(cache=True, nogil=True)
-def _begin_cluster(now, settings, seeds, labels, queue):  # type: ignore[no-untyped-def]
+def _begin_cluster(settings, seeds, growth):
     """Queue the next unassigned seed; False when there is none."""
+    now = growth.state[0]
     while now.seed < seeds.size:
         point = seeds[now.seed]
         now.seed += 1
-        if labels[point] == UNASSIGNED:
-            labels[point] = now.cluster
-            queue[0] = point
+        if growth.labels[point] == UNASSIGNED:
+            growth.labels[point] = now.cluster
+            growth.queue[0] = point
             now.head = 0
             now.tail = 1
             now.mean = settings.start_mean
@@ -112,8 +131,9 @@ def _begin_cluster(now, settings, seeds, labels, queue):  # type: ignore[no-unty
 
 
 @njit(cache=True, nogil=True)
-def _expand_point(now, settings, neighbors, distances, labels, queue, kept):  # type: ignore[no-untyped-def]
+def _expand_point(settings, neighbors, distances, growth, kept):
     """Queue the neighbours of one point that fit the cluster, if enough of them do."""
+    now, labels = growth.state[0], growth.labels
     end = min(count_copies(distances) + settings.expansion_neighbors, distances.size)
     mean = now.mean
     tolerance = settings.z * now.std
@@ -131,7 +151,7 @@ def _expand_point(now, settings, neighbors, distances, labels, queue, kept):  # 
         total += distance
         squares += (distance - mean) * (distance - mean)
         labels[neighbors[j]] = now.cluster
-        queue[now.tail] = neighbors[j]
+        growth.queue[now.tail] = neighbors[j]
         now.tail += 1
     n_before = now.tail - n_kept
     now.std = np.sqrt((now.std * now.std * n_before + squares) / now.tail)
@@ -139,10 +159,11 @@ def _expand_point(now, settings, neighbors, distances, labels, queue, kept):  # 
 
 
 @njit(cache=True, nogil=True)
-def _close_cluster(now, queue, closed):  # type: ignore[no-untyped-def]
+def _close_cluster(growth):
     """Record the cluster whose queue has run out, and stand ready for the next."""
-    record = closed[now.n_closed]
-    record.seed = queue[0]
+    now = growth.state[0]
+    record = growth.closed[now.n_closed]
+    record.seed = growth.queue[0]
     record.size = now.tail
     record.mean = now.mean
     record.std = now.std

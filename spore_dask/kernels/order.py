@@ -11,18 +11,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-
-@njit(cache=True, nogil=True, inline="always")
-def count_copies(distances):  # type: ignore[no-untyped-def]
-    """Count the leading entries of one row at distance 0: the point itself and its copies."""
-    count = 1
-    while count < distances.size and distances[count] <= 0:
-        count += 1
-    return count
+from spore_dask.kernels.rows import count_copies
 
 
 @njit(cache=True, nogil=True)
-def densities(distances, density_neighbors, extent):  # type: ignore[no-untyped-def]
+def densities(distances, density_neighbors, extent):
     """Return the density of each row of `distances` (float64): rank over relative distance."""
     density = np.empty(distances.shape[0], np.float64)
     for i in range(distances.shape[0]):

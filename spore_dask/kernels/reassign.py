@@ -6,51 +6,71 @@ a round number a point, and two floats and a counter for each cluster large enou
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
-from spore_dask.kernels.order import count_copies
+from spore_dask.kernels.rows import count_copies
 
 FRAGMENT = -1
 LAST_ROUND_KEPT = np.iinfo(np.int16).max
 
 
+class Fragments(NamedTuple):
+    """A piece of the fragments in density order, with their rows of the graph."""
+
+    points: NDArray[np.integer]
+    """The fragments; those that have a label by now are passed over."""
+    rows: NDArray[np.integer]
+    """Where the row of each of them is in `neighbors` and `distances`."""
+    neighbors: NDArray[np.integer]
+    """(rows, K + 1)"""
+    distances: NDArray[np.floating]
+    """(rows, K + 1)"""
+
+
+class Gates(NamedTuple):
+    """Who may vote: a neighbour in cluster C if its distance - means[C] <= tolerances[C]."""
+
+    means: NDArray[np.float64]
+    tolerances: NDArray[np.float64]
+    reach: int
+    """Neighbours that are asked, counted behind the point's copies."""
+
+
 @njit(cache=True, nogil=True)
-def vote(fragments, rows, neighbors, distances, reach, means, tolerances, labels, rounds, this_round):  # type: ignore[no-untyped-def]
+def vote(fragments, gates, labels, rounds, this_round):
     """Let each fragment of one piece take the winning label at once; return how many did.
 
     Parameters
     ----------
-    fragments : integer array
-        Points in density order; those that have a label by now are passed over.
-    rows : integer array
-        Where the row of each of them is in `neighbors` and `distances`.
-    neighbors, distances : arrays (rows, K + 1)
-    reach : int
-        Neighbours that vote, counted behind the point's copies.
-    means, tolerances : float64 arrays, one entry a cluster that may be joined
-        A neighbour in cluster C votes if its distance - means[C] <= tolerances[C].
+    fragments : Fragments
+    gates : Gates
+        One entry for each cluster that may be joined.
     labels : integer array of N, the cluster that a point is in, -1 for a fragment
         Read and written.
     rounds : int16 array of N
         Written: `this_round` for each fragment that takes a label.
+    this_round : int
     """
-    votes = np.zeros(means.size, np.int64)
-    met = np.empty(neighbors.shape[1], np.int64)
+    votes = np.zeros(gates.means.size, np.int64)
+    met = np.empty(fragments.neighbors.shape[1], np.int64)
     n_changed = 0
-    for i in range(fragments.size):
-        point = fragments[i]
+    for i in range(fragments.points.size):
+        point = fragments.points[i]
         if labels[point] != FRAGMENT:
             continue
-        row_neighbors = neighbors[rows[i]]
-        row_distances = distances[rows[i]]
-        first = count_copies(row_distances)
+        neighbors = fragments.neighbors[fragments.rows[i]]
+        distances = fragments.distances[fragments.rows[i]]
+        first = count_copies(distances)
         n_met = 0
-        for j in range(first, min(first + reach, row_distances.size)):
-            label = labels[row_neighbors[j]]
+        for j in range(first, min(first + gates.reach, distances.size)):
+            label = labels[neighbors[j]]
             if label == FRAGMENT:
                 continue
-            if np.float64(row_distances[j]) - means[label] <= tolerances[label]:
+            if np.float64(distances[j]) - gates.means[label] <= gates.tolerances[label]:
                 if votes[label] == 0:
                     met[n_met] = label
                     n_met += 1
@@ -63,7 +83,7 @@ def vote(fragments, rows, neighbors, distances, reach, means, tolerances, labels
 
 
 @njit(cache=True, nogil=True)
-def _count_votes(votes, met):  # type: ignore[no-untyped-def]
+def _count_votes(votes, met):
     """Return the label with most votes, the one met first on a tie, and clear the votes."""
     winner = met[0]
     most = votes[winner]

@@ -52,7 +52,7 @@ def _collect(bins: NDArray[np.int64]) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _accumulate(values, center, squared):  # type: ignore[no-untyped-def]
+def _accumulate(values, center, squared):
     """Add up mantissas per exponent, in two halves that cannot overflow below 2**36 terms."""
     bins = np.zeros((2, 2048), np.int64)
     low_mask = (1 << _LOW_BITS) - 1

@@ -1,0 +1,52 @@
+# `make demo` and `make test` need Python 3.11 or later and nothing else: they make their own
+# environment in .venv.
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+PACKAGES := chromium iproute2 slurm-wlm
+
+.PHONY: demo test test-all lint check-python system-packages pictures bench-phases clean
+
+demo: .venv/ready
+	$(BIN)/spore-dask demo
+
+test: .venv/ready lint
+	$(BIN)/python -m pytest
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test-all: system-packages .venv/ready lint
+	SPORE_EXAMPLES=1000 $(BIN)/python -m pytest
+
+# The Debian packages that some tests drive; those tests skip where they are absent.
+system-packages:
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(PACKAGES)
+
+# Order, expansion and reassignment against the author's package, which needs Python 3.12.
+PEER_PYTHON ?= python3.12
+bench-phases: .venv/ready .venv-peer/ready
+	$(BIN)/python -m pipelines.phases --peer-python .venv-peer/bin/python
+
+pictures: .venv/ready
+	$(BIN)/python docs/pictures.py
+
+.venv/ready: pyproject.toml | check-python
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+.venv-peer/ready:
+	$(PEER_PYTHON) -m venv .venv-peer
+	.venv-peer/bin/python -m pip install --quiet --disable-pip-version-check spore-clustering==1.0.0
+	touch $@
+
+check-python:
+	@test -n '$(PYTHON)' || { echo 'Python 3.11 or later is needed, but none was found: install it, or name it with make PYTHON=/path/to/python3.' >&2; exit 1; }
+
+clean:
+	rm -rf .venv .venv-peer build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,157 @@
+"""`SPORE`, a scikit-learn clusterer for arrays in memory.
+
+Reads an array, leaves its results in attributes. Memory: the neighbour graph, 8 or 12 bytes for
+each of N * (K + 1) entries, and two copies of the data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator, ClusterMixin
+from sklearn.utils.validation import validate_data
+
+from spore_dask.clustering import cluster_rows
+from spore_dask.coordinates import check_options, working_coordinates
+from spore_dask.params import Params
+from spore_dask.search import KNN, neighbor_rows
+
+
+class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
+    """Cluster by growing skeletons over a nearest-neighbour graph, densest seeds first.
+
+    Parameters
+    ----------
+    min_cluster_size : float or int, default 0.45
+        In [0, 1) an exponent, M = floor(N**value); from 1 on a count M. Smaller clusters are
+        fragments, which their neighbours vote into the larger ones.
+    density_neighbors : int, optional
+        Rank of the neighbour whose distance gives the density order.
+        Default: half of `expansion_neighbors` if that is given, else min(M, log2 N).
+    expansion_neighbors : int, optional
+        Neighbours that an expanding point looks at. Default: min(M, 2 * density_neighbors).
+    reassignment_neighbors : int, optional
+        Neighbours that vote on a fragment. Default: min(M, 2 * expansion_neighbors).
+    max_connectivity : int, optional
+        Upper limit of the three counts above. Default: N - 1.
+    min_connectivity : int, default 1
+        Lower limit of the number of neighbours in the graph.
+    retention_rate : float in [0, 1], optional
+        Share of `expansion_neighbors` that must survive for a point to expand; the higher, the
+        thinner the skeletons. Wins over `min_retained`.
+    min_retained : int, default 1
+        Survivors that a point needs to expand.
+    z_percentile : float in [0, 100], default 50
+        Expansion threshold; the lower, the more readily clusters part.
+    z : float, optional
+        Expansion threshold in deviations. Wins over `z_percentile`.
+    max_z_percentile : float in [0, 100], default 100
+        How far from a cluster's own density a fragment may be and still join it.
+    max_z : float, optional
+        The same in deviations. Wins over `max_z_percentile`.
+    max_scr_rounds : int, default 10
+        Rounds of reassignment at most.
+    seeding_order : {"density", "random", "none"}, default "density"
+        Order in which clusters are seeded.
+    post_reassignment_policy : {"noise", "none"}, default "noise"
+        Whether clusters that stay smaller than M become noise or are kept.
+    knn : {"auto", "exact", "approximate"}, default "auto"
+        Neighbour search; "auto" is exact wherever that is cheap enough.
+    metric : {"euclidean", "cosine"}, default "euclidean"
+        "cosine" measures chords between the rows scaled to length 1.
+    scale : {None, "clip-minmax", "standard"}, default None
+        "clip-minmax" clips columns to their mean +- 6 deviations and maps them to [0, 1];
+        "standard" gives them mean 0 and deviation 1.
+    seed : int, default 42
+        Seed of the "random" seeding order and of the approximate search.
+
+    Attributes
+    ----------
+    labels_ : int32 array (N,)
+        Clusters 0, 1, ... in the order in which they were seeded; -1 is noise.
+    provenance_ : int16 array (N,)
+        How each point got its label: 0 in Expansion (the skeletons), r in round r of
+        reassignment, -1 noise.
+    n_clusters_ : int
+    clusters_ : structured array (n_clusters_,)
+        Fields `size`, `skeleton_size`, `mean` and `std` (of the distances that the cluster
+        admitted), `seed_row`.
+    thresholds_ : Thresholds
+        `extent`, `z`, `max_z` and the statistics that clusters start with.
+    params_ : ResolvedParams
+        The counts that the parameters came to.
+    exact_ : bool
+        Whether the neighbour search was exact.
+    n_features_in_ : int
+    """
+
+    def __init__(
+        self,
+        min_cluster_size: float = 0.45,
+        density_neighbors: int | None = None,
+        expansion_neighbors: int | None = None,
+        reassignment_neighbors: int | None = None,
+        max_connectivity: int | None = None,
+        min_connectivity: int = 1,
+        retention_rate: float | None = None,
+        min_retained: int = 1,
+        z_percentile: float = 50,
+        z: float | None = None,
+        max_z_percentile: float = 100,
+        max_z: float | None = None,
+        max_scr_rounds: int = 10,
+        seeding_order: str = "density",
+        post_reassignment_policy: str = "noise",
+        *,
+        knn: str = "auto",
+        metric: str = "euclidean",
+        scale: str | None = None,
+        seed: int = 42,
+    ) -> None:
+        self.min_cluster_size = min_cluster_size
+        self.density_neighbors = density_neighbors
+        self.expansion_neighbors = expansion_neighbors
+        self.reassignment_neighbors = reassignment_neighbors
+        self.max_connectivity = max_connectivity
+        self.min_connectivity = min_connectivity
+        self.retention_rate = retention_rate
+        self.min_retained = min_retained
+        self.z_percentile = z_percentile
+        self.z = z
+        self.max_z_percentile = max_z_percentile
+        self.max_z = max_z
+        self.max_scr_rounds = max_scr_rounds
+        self.seeding_order = seeding_order
+        self.post_reassignment_policy = post_reassignment_policy
+        self.knn = knn
+        self.metric = metric
+        self.scale = scale
+        self.seed = seed
+
+    def fit(self, X: ArrayLike, y: Any = None) -> Self:
+        """Cluster the rows of `X`, an array (N, D) of finite numbers, N >= 2; `y` is ignored."""
+        names = [field.name for field in dataclasses.fields(Params)]
+        asked = Params(**{name: getattr(self, name) for name in names})
+        KNN.check("knn", self.knn)
+        check_options(self.scale, self.metric)
+        data = validate_data(
+            self, X, dtype="numeric", ensure_all_finite=False, ensure_min_samples=2
+        )
+        points = working_coordinates(data, self.scale, self.metric)
+        self.params_ = asked.resolve(len(points))
+        rows = neighbor_rows(points, self.params_.k, self.knn, self.seed)
+        found = cluster_rows(rows.neighbors, rows.distances, points, self.params_)
+        self.labels_ = found.labels
+        self.provenance_ = found.provenance
+        self.clusters_ = found.clusters
+        self.n_clusters_ = len(found.clusters)
+        self.thresholds_ = found.thresholds
+        self.exact_ = rows.exact
+        return self
+
+    def fit_predict(self, X: ArrayLike, y: Any = None) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """Cluster the rows of `X` and return their labels."""
+        return self.fit(X).labels_

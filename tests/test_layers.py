@@ -1,0 +1,60 @@
+"""Imports go downwards only."""
+
+import ast
+from pathlib import Path
+
+import spore_dask
+
+PACKAGE = Path(spore_dask.__file__).parent
+LAYERS = [
+    {"errors"},
+    {"params", "datasets"},
+    {"kernels"},
+    {"coordinates"},
+    {"search", "clustering"},
+    {"estimator"},
+    {"cli"},
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+PURE = ["errors", "params", "kernels"]
+
+
+def modules():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        top = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if top != "__init__":
+            yield path, top
+
+
+def imported_names(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+            if node.module == "spore_dask":
+                yield from (f"spore_dask.{alias.name}" for alias in node.names)
+
+
+def test_every_module_has_a_layer():
+    assert {top for _, top in modules()} == set(LEVEL)
+
+
+def test_imports_go_downwards():
+    for path, top in modules():
+        for name in imported_names(path):
+            parts = name.split(".")
+            if parts[0] == "spore_dask" and len(parts) > 1 and parts[1] in LEVEL and parts[1] != top:
+                assert LEVEL[parts[1]] < LEVEL[top], f"{path.name} imports {name}"
+
+
+def test_pure_modules_know_no_io():
+    for path, top in modules():
+        if top in PURE:
+            used = {name.split(".")[0] for name in imported_names(path)}
+            assert not used & {"dask", "distributed", "zarr", "os", "io", "pathlib"}
+
+
+def test_every_module_says_what_it_is():
+    for path, _ in modules():
+        assert ast.get_docstring(ast.parse(path.read_text())), path

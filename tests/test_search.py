@@ -1,0 +1,131 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spore_dask import ParameterError, search
+from spore_dask.search import neighbor_rows
+from tests import naive
+from tests.strategies import point_sets
+
+
+def assert_rows_equal(found, points, k):
+    neighbors, distances = naive.neighbor_rows(points, k)
+    np.testing.assert_array_equal(found[0], neighbors)
+    np.testing.assert_array_equal(found[1], distances)
+    assert found[1].dtype == points.dtype
+
+
+def by_products(points, k):
+    arrays = search._new_arrays(len(points), k, points.dtype)
+    search._search_products(points, np.arange(len(points)), *arrays)
+    return arrays
+
+
+@given(points=point_sets(), data=st.data())
+def test_cells_equal_brute_force(points, data):
+    k = data.draw(st.integers(1, len(points) - 1))
+    rows = neighbor_rows(points, k, "exact")
+    assert rows.exact
+    assert_rows_equal((rows.neighbors, rows.distances), points, k)
+
+
+@given(points=point_sets(), data=st.data())
+def test_products_equal_brute_force(points, data):
+    k = data.draw(st.integers(1, len(points) - 1))
+    assert_rows_equal(by_products(points, k), points, k)
+
+
+KINDS = {
+    "normal": lambda rng, shape: rng.normal(size=shape),
+    "ties": lambda rng, shape: rng.integers(0, 5, shape),
+    "copies": lambda rng, shape: rng.normal(size=shape)[rng.integers(0, shape[0] // 40, shape[0])],
+    "one big group": lambda rng, shape: rng.normal(size=shape) * (rng.random((shape[0], 1)) < 0.5),
+    "far from the origin": lambda rng, shape: 1000 + rng.normal(size=shape),
+    "uneven": lambda rng, shape: rng.lognormal(sigma=3, size=shape),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("shape", "k"), [((700, 1), 9), ((1500, 2), 30), ((900, 17), 90)])
+def test_many_cells_equal_brute_force(kind, dtype, shape, k):
+    rng = np.random.default_rng(shape)
+    points = np.ascontiguousarray(KINDS[kind](rng, shape), dtype) + 0
+    rows = neighbor_rows(points, k, "exact")
+    assert_rows_equal((rows.neighbors, rows.distances), points, k)
+    assert_rows_equal(by_products(points, k), points, k)
+
+
+def test_a_tie_of_rounded_distances_goes_to_the_lower_row():
+    base = np.float64(1) + np.finfo(np.float64).eps
+    points = np.array([[0.0, 0.0], [np.nextafter(base, 2), 0.0], [base, 0.0], [1.0, 1.5e-8]])
+    rows = neighbor_rows(points, 3, "exact")
+    assert_rows_equal((rows.neighbors, rows.distances), points, 3)
+
+
+def one_row(points, row, k):
+    """Return the row of one point, by the oracle's distances."""
+    distances = naive.distances_from(points, row)
+    distances[row] = -1
+    return np.lexsort((np.arange(len(points)), distances))[: k + 1]
+
+
+def test_a_large_group_of_copies_is_not_searched():
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(60_000, 3)).astype(np.float32)
+    points[rng.permutation(60_000)[:40_000]] = 0
+    rows = neighbor_rows(points, 10, "exact")
+    zeros = np.flatnonzero((points == 0).all(axis=1))
+    last = zeros[-1]
+    np.testing.assert_array_equal(rows.neighbors[last], [last, *zeros[:10]])
+    assert (rows.distances[zeros] == 0).all()
+    near = np.flatnonzero((points != 0).any(axis=1))[0]
+    np.testing.assert_array_equal(rows.neighbors[near], one_row(points, near, 10))
+
+
+def test_products_take_over_where_boxes_prune_nothing(monkeypatch):
+    calls = []
+    original = search._search_products
+    monkeypatch.setattr(
+        search, "_search_products", lambda *args: (calls.append(1), original(*args))[1]
+    )
+    rng = np.random.default_rng(0)
+    neighbor_rows(rng.random((5000, 2)), 10, "exact")
+    assert not calls
+    wide = rng.random((5000, 60)).astype(np.float32)
+    rows = neighbor_rows(wide, 10, "exact")
+    assert calls
+    for row in range(0, 5000, 500):
+        np.testing.assert_array_equal(rows.neighbors[row], one_row(wide, row, 10))
+
+
+def test_approximate_rows_are_sorted_full_and_close():
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(5000, 12)).astype(np.float32)
+    points[:300] = points[300]
+    points[4000:4005] = points[17]
+    found = neighbor_rows(points, 15, "approximate", seed=1)
+    exact = neighbor_rows(points, 15, "exact")
+    assert exact.exact
+    assert not found.exact
+    shared = [
+        len(np.intersect1d(a, b)) for a, b in zip(found.neighbors, exact.neighbors, strict=True)
+    ]
+    assert np.mean(shared) / 16 > 0.95
+    assert (np.diff(found.distances, axis=1) >= 0).all()
+    assert (found.neighbors[:, 0] == np.arange(5000)).all()
+    assert all(len(set(row)) == 16 for row in found.neighbors.tolist())
+    again = neighbor_rows(points, 15, "approximate", seed=1)
+    np.testing.assert_array_equal(found.neighbors, again.neighbors)
+
+
+@pytest.mark.parametrize("k", [0, 3, 100])
+def test_k_out_of_range(k):
+    with pytest.raises(ParameterError, match=rf"k is {k}, .* \[1, 2\]"):
+        neighbor_rows(np.zeros((3, 2)), k)
+
+
+def test_unknown_knn():
+    with pytest.raises(ParameterError, match="knn is 'fast'"):
+        neighbor_rows(np.zeros((3, 2)), 1, "fast")
