@@ -52,14 +52,15 @@ def draw(axes: Axes, points: np.ndarray[Any, Any], colors: Any, title: str, ink:
 
 def colors_of(labels: np.ndarray[Any, Any]) -> list[Any]:
     """Give each cluster a colour, noise grey."""
-    palette = plt.get_cmap("tab20").colors
-    return [palette[label * 2 % 20] if label >= 0 else NOISE_COLOR for label in labels]
+    tab10 = plt.get_cmap("tab10").colors
+    palette = [*tab10[:7], *tab10[8:]]  # without its grey
+    return [palette[label % 9] if label >= 0 else NOISE_COLOR for label in labels]
 
 
 def main() -> None:
     """Write first.light.png and first.dark.png."""
     points = two_spirals_in_a_storm()
-    model = SPORE(retention_rate=0.1, z_percentile=40).fit(points)
+    model = SPORE(0.6, expansion_neighbors=60, retention_rate=0.3, z_percentile=70).fit(points)
     skeleton = np.where(model.provenance_ == 0, model.labels_, -1)
     for theme, (paper, ink) in THEMES.items():
         figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 2.9), facecolor=paper)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,11 +24,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-if not __package__:  # run as a file: the folder above is not on the path yet
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from pipelines.generate import blobs_and_shapes
 
 # spore_dask, pykdtree and scikit-learn are imported where they are used: the peer's environment
 # runs this file too and lacks them, and the thread counts must be set before they load.
@@ -91,6 +85,7 @@ def search(n_points: int, seed: int) -> Search:
     from pykdtree.kdtree import KDTree
 
     import spore_dask
+    from spore_dask.datasets import blobs_and_shapes
 
     points, _ = blobs_and_shapes(n_points, 2, seed, np.float64)
     k = spore_dask.Params().resolve(n_points).k

@@ -6,6 +6,7 @@ Reads rows of K + 1 entries, writes labels. Memory beside the graph: about 40 by
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,7 @@ def cluster_graph(
     points = as_points(points)
     resolved = asked.resolve(len(points))
     neighbors, distances = _check_graph(np.asarray(neighbors), np.asarray(distances), resolved)
-    return cluster_rows(neighbors, distances, points, resolved).labels
+    return cluster_rows(neighbors, distances, points, resolved, check=True).labels
 
 
 def cluster_rows(
@@ -98,14 +99,19 @@ def cluster_rows(
     distances: NDArray[np.floating],
     points: NDArray[np.floating],
     params: ResolvedParams,
+    check: bool = False,
 ) -> Clustering:
-    """Cluster rows of exactly K + 1 entries that are known to be in order."""
+    """Cluster rows of exactly K + 1 entries; `check` refuses any that are not as they must be."""
     extent = density_order.extent(points)
     if extent <= 0:
         return _one_cluster(len(points))
-    thresholds = measure_thresholds(distances, params, extent)
-    density = density_order.densities(distances, params.density_neighbors, extent)
-    order = density_order.total_order(density, points)
+    with ThreadPoolExecutor(1) as beside:
+        measured = beside.submit(measure_thresholds, distances, params, extent)
+        if check:
+            _check_rows(neighbors, distances)
+        density = density_order.densities(distances, params.density_neighbors, extent)
+        order = density_order.total_order(density, points)
+        thresholds = measured.result()
     labels, grown = _expand(neighbors, distances, _seed_order(order, params), params, thresholds)
     return _reassign(neighbors, distances, order, labels, grown, params, thresholds)
 
@@ -117,18 +123,15 @@ def measure_thresholds(
     ke = params.expansion_neighbors
     reach = distances[:, ke].astype(np.float64)
     mean, std = mean_and_std(reach)
-    upper = reach[reach >= mean]
-
-    def z_score(z: float | None, percentile: float) -> float:
-        if z is not None:
-            return float(z)
-        return float((np.percentile(upper, percentile) - mean) / std) if std > 0 else 0.0
-
+    z = max_z = 0.0
+    if std > 0:
+        asked = [params.z_percentile, params.max_z_percentile]
+        z, max_z = (np.percentile(reach[reach >= mean], asked) - mean) / std
     start_mean, start_std = mean_and_std(distances[:, : ke + 1])
     return Thresholds(
         extent=extent,
-        z=z_score(params.z, params.z_percentile),
-        max_z=z_score(params.max_z, params.max_z_percentile),
+        z=float(z if params.z is None else params.z),
+        max_z=float(max_z if params.max_z is None else params.max_z),
         start_mean=start_mean,
         start_std=start_std,
     )
@@ -162,7 +165,7 @@ def _expand(
 ) -> tuple[NDArray[np.int32], NDArray[Any]]:
     """Return the cluster number of every point, and a record for each cluster."""
     settings = _expansion_settings(params, thresholds)
-    slots = expansion.Slots(np.zeros(1, np.int64), neighbors[np.newaxis], distances[np.newaxis])
+    slots = expansion.Slots(np.zeros(1, np.int64), len(neighbors), neighbors, distances)
     labels = np.full(len(seeds), expansion.UNASSIGNED, np.int32)
     growth = expansion.Growth(
         state=np.zeros(1, expansion.STATE),
@@ -216,7 +219,7 @@ def _reassign(
     if params.post_reassignment_policy == "noise":
         rounds[fragments] = NOISE
     else:
-        labels, large = _keep_fragments(labels, skeletons, large, fragments)
+        labels, large = _keep_fragments(labels, skeletons, large)
     return Clustering(labels, rounds, _describe(labels, grown, large), thresholds)
 
 
@@ -232,11 +235,11 @@ def _keep_fragments(
     labels: NDArray[np.int32],
     skeletons: NDArray[np.int32],
     large: NDArray[np.int64],
-    fragments: NDArray[np.int64],
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Give fragments their own clusters back; number all clusters in seed order."""
-    cluster_of = large[labels]
-    cluster_of[fragments] = skeletons[fragments]
+    cluster_of = skeletons.astype(np.int64)
+    settled = labels != FRAGMENT
+    cluster_of[settled] = large[labels[settled]]
     kept, numbers = np.unique(cluster_of, return_inverse=True)
     return numbers.astype(np.int32), kept
 
@@ -256,7 +259,7 @@ def _describe(
 def _check_graph(
     neighbors: NDArray[Any], distances: NDArray[Any], params: ResolvedParams
 ) -> tuple[NDArray[np.integer], NDArray[np.floating]]:
-    """Return the first K + 1 columns, or say what is wrong with the graph."""
+    """Return the first K + 1 columns, or say what is wrong with the shape of the graph."""
     n_points, width = params.n_points, params.k + 1
     if neighbors.ndim != 2 or neighbors.shape != distances.shape or len(neighbors) != n_points:
         raise InputError(
@@ -274,12 +277,15 @@ def _check_graph(
             f"(the point itself and K = {params.k} neighbours): build it with k >= {params.k}, "
             "or lower the neighbour counts or max_connectivity."
         )
-    neighbors, distances = neighbors[:, :width], distances[:, :width]
+    return neighbors[:, :width], distances[:, :width]
+
+
+def _check_rows(neighbors: NDArray[np.integer], distances: NDArray[np.floating]) -> None:
+    """Refuse a graph with a row that is not in order."""
     row = first_bad_row(neighbors, distances)
     if row >= 0:
         raise InputError(
             f"Row {row} of the graph is {neighbors[row].tolist()} at distances "
             f"{distances[row].tolist()}, but it must start with {row} at distance 0 and go on with "
-            f"other points from 0 to {n_points - 1}, each once, by (distance, number) ascending."
+            f"other points from 0 to {len(neighbors) - 1}, by (distance, number) ascending."
         )
-    return neighbors, distances

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from spore_dask.errors import InputError
+from spore_dask.kernels.columns import column_limits
 from spore_dask.kernels.lengths import divide_by_length
 from spore_dask.kernels.sums import exact_mean, exact_squared_deviations, exact_sum
 from spore_dask.params import one_of
@@ -53,7 +54,7 @@ def working_coordinates(
     """
     check_options(scale, metric)
     data = _check_array(x)
-    low, high = _column_limits(data)
+    low, high = _finite_limits(data)
     transform = _fit_scale(data, scale, low, high)
     result = np.empty(data.shape, working_dtype(data.dtype, low, high))
     for rows, block in _blocks(data):
@@ -150,9 +151,9 @@ def _check_array(x: ArrayLike) -> NDArray[Any]:
     return data
 
 
-def _column_limits(data: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _finite_limits(data: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the least and the largest value of each column; all must be finite."""
-    low, high = data.min(axis=0), data.max(axis=0)
+    low, high = column_limits(data)
     if data.dtype.kind == "f" and not (np.isfinite(low).all() and np.isfinite(high).all()):
         bad = int(np.flatnonzero(~(np.isfinite(low) & np.isfinite(high)))[0])
         row = int(np.flatnonzero(~np.isfinite(data[:, bad]))[0])
@@ -165,7 +166,8 @@ def _column_limits(data: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
 
 def _check_extent(points: NDArray[np.floating]) -> None:
     """Refuse coordinates whose squared distances would overflow the working dtype."""
-    ranges = points.max(axis=0).astype(np.float64) - points.min(axis=0).astype(np.float64)
+    low, high = column_limits(points)
+    ranges = high.astype(np.float64) - low.astype(np.float64)
     largest = float(np.finfo(points.dtype).max)
     with np.errstate(over="ignore"):
         squared = float(np.sum(ranges * ranges))

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from spore_dask.errors import ParameterError
+
 Floats = NDArray[np.float64]
 
 N_BLOBS = 24
@@ -49,6 +51,9 @@ def blobs_and_shapes(
     y : int32 ndarray of shape (n_points,)
         The cluster that each point was drawn from; -1 for noise.
     """
+    for name, value in (("n_points", n_points), ("n_columns", n_columns)):
+        if value < 1:
+            raise ParameterError(f"{name} is {value}, but it must be a whole number >= 1.")
     rng = np.random.default_rng(seed)
     n_noise = round(NOISE_SHARE * n_points)
     n_shapes = N_RINGS + 2 * N_MOON_PAIRS if n_columns == 2 else 0

@@ -7,10 +7,7 @@ the points, and for each thread the buffers of one cell or one block.
 from __future__ import annotations
 
 import dataclasses
-import os
 import warnings
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -23,6 +20,7 @@ from spore_dask.kernels.copies import large_groups
 from spore_dask.kernels.nearest import finish, measure, new_buffers
 from spore_dask.kernels.products import screen
 from spore_dask.params import one_of
+from spore_dask.threads import in_threads
 
 KNN = one_of("auto", "exact", "approximate")
 
@@ -131,16 +129,6 @@ def _search(points: NDArray[np.floating], k: int, knn: str, seed: int) -> Rows:
     return Rows(neighbors, distances, exact)
 
 
-def _in_threads(task: Callable[[int], Any], starts: Iterable[int]) -> list[Any]:
-    """Run a task for each start, on all processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        n_threads = len(os.sched_getaffinity(0))
-    else:
-        n_threads = os.cpu_count() or 1
-    with ThreadPoolExecutor(n_threads) as pool:
-        return list(pool.map(task, starts))
-
-
 def build_cells(points: NDArray[np.floating]) -> tree.Cells:
     """Sort the points into the cells of a k-d tree."""
     n_points, n_columns = points.shape
@@ -162,7 +150,7 @@ def build_cells(points: NDArray[np.floating]) -> tree.Cells:
         tree.split(points, cells.rows[part[0] : part[-1]], part - part[0])
         tree.fill_cells(points, cells, first, first + part_size)
 
-    _in_threads(finish_part, range(0, len(starts) - 1, part_size))
+    in_threads(finish_part, range(0, len(starts) - 1, part_size))
     tree.fill_boxes(cells)
     return cells
 
@@ -194,7 +182,7 @@ def _search_cells(
         last = min(n_cells, first + HOMES_PER_TASK)
         tree.search_homes(cells, first, last, k, buffers, neighbors, distances)
 
-    _in_threads(search_part, range(0, n_cells, HOMES_PER_TASK))
+    in_threads(search_part, range(0, n_cells, HOMES_PER_TASK))
 
 
 def _search_products(
@@ -222,7 +210,7 @@ def _search_products(
         finish(buffers, part, k, neighbors, distances)
 
     with threadpool_limits(limits=1, user_api="blas"):
-        _in_threads(search_part, range(0, len(queries), QUERIES_PER_TASK))
+        in_threads(search_part, range(0, len(queries), QUERIES_PER_TASK))
 
 
 def _search_pynndescent(
@@ -250,5 +238,5 @@ def _search_pynndescent(
         finish(buffers, part, k, neighbors, distances)
         short.append(part[~full])
 
-    _in_threads(measure_part, range(0, len(points), QUERIES_PER_TASK))
+    in_threads(measure_part, range(0, len(points), QUERIES_PER_TASK))
     _search_products(points, np.sort(np.concatenate(short)), neighbors, distances)

@@ -23,8 +23,10 @@ def test_demo_finds_what_it_generated():
 
 
 def test_an_expected_error_is_one_sentence(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["spore-dask", "demo", "--points", "1"])
+    monkeypatch.setattr(sys, "argv", ["spore-dask", "demo", "--columns", "0"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 1
-    assert "Traceback" not in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert printed.startswith("spore-dask: ")
+    assert "Traceback" not in printed

@@ -16,6 +16,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from spore_dask.kernels.machine import prefetch_row
 from spore_dask.kernels.rows import count_copies
 
 STATE = np.dtype(
@@ -48,18 +49,20 @@ SETTINGS = np.dtype(
 """What stays the same during one expansion."""
 
 DONE = -1
+LOOKAHEAD = 4
 UNASSIGNED = -1
 
 
 class Slots(NamedTuple):
-    """The shards of the graph that are at hand."""
+    """The rows of the graph that are at hand."""
 
     slot_of_shard: NDArray[np.integer]
     """The slot of each shard, or -1 for a shard that is not at hand."""
+    rows_per_shard: int
     neighbors: NDArray[np.integer]
-    """(slots, rows a shard, K + 1)"""
+    """(slots * rows_per_shard, K + 1): the rows of one slot after those of another."""
     distances: NDArray[np.floating]
-    """(slots, rows a shard, K + 1)"""
+    """(slots * rows_per_shard, K + 1)"""
 
 
 class Growth(NamedTuple):
@@ -93,77 +96,106 @@ def expand(settings, seeds, slots, growth):
     int
         -1 when every seed of the piece is done, else the shard that must be brought first.
     """
-    now = growth.state[0]
-    rows_per_shard = slots.neighbors.shape[1]
-    kept = np.empty(slots.neighbors.shape[2], np.int64)
+    now, setting = growth.state[0], settings[0]
+    labels, queue = growth.labels, growth.queue
+    reach = setting.expansion_neighbors
+    kept = np.empty(slots.neighbors.shape[1], np.int64)
     while True:
-        if now.head == now.tail and not _begin_cluster(settings[0], seeds, growth):
+        if now.head == now.tail and not _begin_cluster(now, setting, seeds, labels, queue):
             return DONE
+        if now.seed + LOOKAHEAD < seeds.size:
+            _prefetch(slots, seeds[now.seed + LOOKAHEAD], reach)
         while now.head < now.tail:
-            point = growth.queue[now.head]
-            shard = point // rows_per_shard
-            slot = slots.slot_of_shard[shard]
-            if slot < 0:
-                return shard
-            row = point - shard * rows_per_shard
-            neighbors, distances = slots.neighbors[slot, row], slots.distances[slot, row]
-            _expand_point(settings[0], neighbors, distances, growth, kept)
+            row = _row_of(slots, queue[now.head])
+            if row < 0:
+                return queue[now.head] // slots.rows_per_shard
+            if now.head + LOOKAHEAD < now.tail:
+                _prefetch(slots, queue[now.head + LOOKAHEAD], reach)
+            n_kept = _choose(now, setting, slots, row, labels, kept)
+            if n_kept >= setting.min_retained:
+                _admit(now, slots, row, kept, n_kept, growth)
             now.head += 1
-        _close_cluster(growth)
+        _close_cluster(now, queue, growth.closed)
 
 
-@njit(cache=True, nogil=True)
-def _begin_cluster(settings, seeds, growth):
+# The parts of `expand` are inlined: to hand arrays over costs more than what they do.
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _row_of(slots, point):
+    """Return where the row of a point is at hand, or -1."""
+    shard = np.int64(point) // slots.rows_per_shard
+    slot = slots.slot_of_shard[shard]
+    return np.int64(point) + (slot - shard) * slots.rows_per_shard if slot >= 0 else -1
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _prefetch(slots, point, reach):
+    """Ask for the row of a point that expands soon, if it is at hand."""
+    row = _row_of(slots, point)
+    if row >= 0:
+        prefetch_row(slots.neighbors, row, reach)
+        prefetch_row(slots.distances, row, reach)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _begin_cluster(now, setting, seeds, labels, queue):
     """Queue the next unassigned seed; False when there is none."""
-    now = growth.state[0]
-    while now.seed < seeds.size:
+    found = False
+    while now.seed < seeds.size and not found:
         point = seeds[now.seed]
         now.seed += 1
-        if growth.labels[point] == UNASSIGNED:
-            growth.labels[point] = now.cluster
-            growth.queue[0] = point
+        if labels[point] == UNASSIGNED:
+            labels[point] = now.cluster
+            queue[0] = point
             now.head = 0
             now.tail = 1
-            now.mean = settings.start_mean
-            now.std = settings.start_std
-            return True
-    return False
+            now.mean = setting.start_mean
+            now.std = setting.start_std
+            found = True
+    return found
 
 
-@njit(cache=True, nogil=True)
-def _expand_point(settings, neighbors, distances, growth, kept):
-    """Queue the neighbours of one point that fit the cluster, if enough of them do."""
-    now, labels = growth.state[0], growth.labels
-    end = min(count_copies(distances) + settings.expansion_neighbors, distances.size)
+@njit(cache=True, nogil=True, inline="always")
+def _choose(now, setting, slots, row, labels, kept):
+    """List in `kept` the places in a row that are free and fit the cluster; return how many."""
+    neighbors, distances = slots.neighbors, slots.distances
     mean = now.mean
-    tolerance = settings.z * now.std
+    tolerance = setting.z * now.std
+    end = min(count_copies(distances, row) + setting.expansion_neighbors, distances.shape[1])
     n_kept = 0
     for j in range(end):
-        if labels[neighbors[j]] == UNASSIGNED and np.float64(distances[j]) - mean <= tolerance:
+        free = labels[neighbors[row, j]] == UNASSIGNED
+        if free and np.float64(distances[row, j]) - mean <= tolerance:
             kept[n_kept] = j
             n_kept += 1
-    if n_kept < settings.min_retained:
-        return
+    return n_kept
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _admit(now, slots, row, kept, n_kept, growth):
+    """Queue the chosen neighbours, and recalibrate the cluster's statistics."""
+    mean = now.mean
     total = 0.0
     squares = 0.0
-    for j in kept[:n_kept]:
-        distance = np.float64(distances[j])
+    n_before = now.tail
+    for i in range(n_kept):
+        distance = np.float64(slots.distances[row, kept[i]])
+        point = slots.neighbors[row, kept[i]]
         total += distance
         squares += (distance - mean) * (distance - mean)
-        labels[neighbors[j]] = now.cluster
-        growth.queue[now.tail] = neighbors[j]
-        now.tail += 1
-    n_before = now.tail - n_kept
+        growth.labels[point] = now.cluster
+        growth.queue[n_before + i] = point
+    now.tail = n_before + n_kept
     now.std = np.sqrt((now.std * now.std * n_before + squares) / now.tail)
     now.mean = (mean * n_before + total) / now.tail
 
 
-@njit(cache=True, nogil=True)
-def _close_cluster(growth):
+@njit(cache=True, nogil=True, inline="always")
+def _close_cluster(now, queue, closed):
     """Record the cluster whose queue has run out, and stand ready for the next."""
-    now = growth.state[0]
-    record = growth.closed[now.n_closed]
-    record.seed = growth.queue[0]
+    record = closed[now.n_closed]
+    record.seed = queue[0]
     record.size = now.tail
     record.mean = now.mean
     record.std = now.std

@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from spore_dask.kernels.columns import column_limits
 from spore_dask.kernels.rows import count_copies
 
 
@@ -19,17 +20,17 @@ def densities(distances, density_neighbors, extent):
     """Return the density of each row of `distances` (float64): rank over relative distance."""
     density = np.empty(distances.shape[0], np.float64)
     for i in range(distances.shape[0]):
-        row = distances[i]
-        copies = count_copies(row)
-        rank = min(density_neighbors, row.size - copies)
-        delta = np.float64(row[copies + rank - 1]) if rank > 0 else extent
+        copies = count_copies(distances, i)
+        rank = min(density_neighbors, distances.shape[1] - copies)
+        delta = np.float64(distances[i, copies + rank - 1]) if rank > 0 else extent
         density[i] = (rank + 1) / (delta / extent)
     return density
 
 
 def extent(points: NDArray[np.floating]) -> float:
     """Return the Euclidean norm of the ranges of the columns, in float64."""
-    ranges = points.max(axis=0).astype(np.float64) - points.min(axis=0).astype(np.float64)
+    low, high = column_limits(points)
+    ranges = high.astype(np.float64) - low.astype(np.float64)
     total = 0.0
     for column_range in ranges:
         total += column_range * column_range

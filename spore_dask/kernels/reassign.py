@@ -12,9 +12,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from spore_dask.kernels.machine import prefetch_row
 from spore_dask.kernels.rows import count_copies
 
 FRAGMENT = -1
+LOOKAHEAD = 4
 LAST_ROUND_KEPT = np.iinfo(np.int16).max
 
 
@@ -55,42 +57,59 @@ def vote(fragments, gates, labels, rounds, this_round):
         Written: `this_round` for each fragment that takes a label.
     this_round : int
     """
-    votes = np.zeros(gates.means.size, np.int64)
-    met = np.empty(fragments.neighbors.shape[1], np.int64)
+    points, rows, neighbors, distances = fragments
+    means, tolerances, reach = gates
+    width = neighbors.shape[1]
+    votes = np.zeros(means.size, np.int64)
+    met = np.empty(width, np.int64)
     n_changed = 0
-    for i in range(fragments.points.size):
-        point = fragments.points[i]
+    for i in range(points.size):
+        if i + LOOKAHEAD < points.size:
+            prefetch_row(neighbors, rows[i + LOOKAHEAD], reach)
+            prefetch_row(distances, rows[i + LOOKAHEAD], reach)
+        point, row = points[i], rows[i]
         if labels[point] != FRAGMENT:
             continue
-        neighbors = fragments.neighbors[fragments.rows[i]]
-        distances = fragments.distances[fragments.rows[i]]
-        first = count_copies(distances)
+        first = count_copies(distances, row)
+        last = min(first + reach, width)
+        if this_round > 1 and not _any_news(neighbors, row, first, last, rounds, this_round):
+            continue
         n_met = 0
-        for j in range(first, min(first + gates.reach, distances.size)):
-            label = labels[neighbors[j]]
+        for j in range(first, last):
+            label = labels[neighbors[row, j]]
             if label == FRAGMENT:
                 continue
-            if np.float64(distances[j]) - gates.means[label] <= gates.tolerances[label]:
+            if np.float64(distances[row, j]) - means[label] <= tolerances[label]:
                 if votes[label] == 0:
                     met[n_met] = label
                     n_met += 1
                 votes[label] += 1
         if n_met > 0:
-            labels[point] = _count_votes(votes, met[:n_met])
+            labels[point] = _count_votes(votes, met, n_met)
             rounds[point] = min(this_round, LAST_ROUND_KEPT)
             n_changed += 1
     return n_changed
 
 
-@njit(cache=True, nogil=True)
-def _count_votes(votes, met):
+@njit(cache=True, nogil=True, inline="always")
+def _any_news(neighbors, row, first, last, rounds, this_round):
+    """Tell whether a neighbour has taken a label since this fragment's vote in the last round.
+
+    If none has, the vote would find nobody again: gates do not change.
+    """
+    latest = 0
+    for j in range(first, last):
+        latest = max(latest, rounds[neighbors[row, j]])
+    return latest >= min(this_round, LAST_ROUND_KEPT) - 1
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _count_votes(votes, met, n_met):
     """Return the label with most votes, the one met first on a tie, and clear the votes."""
     winner = met[0]
-    most = votes[winner]
-    for label in met:
-        if votes[label] > most:
-            winner = label
-            most = votes[label]
-    for label in met:
-        votes[label] = 0
+    for i in range(n_met):
+        if votes[met[i]] > votes[winner]:
+            winner = met[i]
+    for i in range(n_met):
+        votes[met[i]] = 0
     return winner

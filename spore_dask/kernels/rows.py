@@ -7,27 +7,25 @@ from numba import njit
 
 
 @njit(cache=True, nogil=True, inline="always")
-def count_copies(distances):
-    """Count the leading entries of one row at distance 0: the point itself and its copies."""
+def count_copies(distances, row):
+    """Count the leading entries of a row at distance 0: the point itself and its copies."""
     count = 1
-    while count < distances.size and distances[count] <= 0:
+    while count < distances.shape[1] and distances[row, count] <= 0:
         count += 1
     return count
 
 
 @njit(cache=True, nogil=True)
 def first_bad_row(neighbors, distances):
-    """Return the first row that is not as `cluster_graph` says, or -1."""
-    for i in range(neighbors.shape[0]):
-        if neighbors[i, 0] != i or distances[i, 0] != 0:
+    """Return the first row that does not list itself and then others in order, or -1."""
+    n_points, width = neighbors.shape
+    for i in range(n_points):
+        good = neighbors[i, 0] == i and distances[i, 0] == 0
+        for j in range(1, width):  # without branches, so that it runs on vectors
+            number, distance = neighbors[i, j], distances[i, j]
+            farther = distances[i, j - 1] < distance
+            level = (distances[i, j - 1] == distance) & ((neighbors[i, j - 1] < number) | (j == 1))
+            good &= (farther | level) & (number != i) & (number >= 0) & (number < n_points)
+        if not (good and distances[i, width - 1] < np.inf):
             return i
-        for j in range(1, neighbors.shape[1]):
-            nearer, farther = distances[i, j - 1], distances[i, j]
-            ordered = nearer < farther or (
-                nearer == farther and (j == 1 or neighbors[i, j - 1] < neighbors[i, j])
-            )
-            if not ordered or farther == np.inf or neighbors[i, j] == i:
-                return i
-            if neighbors[i, j] < 0 or neighbors[i, j] >= neighbors.shape[0]:
-                return i
     return -1

@@ -12,8 +12,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from spore_dask.kernels.machine import bits_of
+
 UNIT_EXPONENT = 1074
-_LOW_BITS = 26
+LOW_BITS = 26
+LOW_MASK = (1 << LOW_BITS) - 1
 
 
 def exact_sum(values: NDArray[np.floating]) -> int:
@@ -34,8 +37,7 @@ def exact_mean(total: int, count: int) -> float:
 def mean_and_std(values: NDArray[np.floating]) -> tuple[float, float]:
     """Return mean and population deviation of `values`, independent of their order."""
     mean = exact_mean(exact_sum(values), values.size)
-    variance = exact_mean(exact_squared_deviations(values, mean), values.size)
-    return mean, math.sqrt(variance)
+    return mean, math.sqrt(exact_mean(exact_squared_deviations(values, mean), values.size))
 
 
 def _as_rows(values: NDArray[np.floating]) -> NDArray[np.floating]:
@@ -45,37 +47,29 @@ def _as_rows(values: NDArray[np.floating]) -> NDArray[np.floating]:
 def _collect(bins: NDArray[np.int64]) -> int:
     """Combine the sums per exponent into one integer."""
     total = 0
-    for exponent in np.flatnonzero(bins.any(axis=0)):
-        low, high = int(bins[0, exponent]), int(bins[1, exponent])
-        total += ((high << _LOW_BITS) + low) << max(int(exponent) - 1, 0)
+    for exponent in np.flatnonzero(bins.any(axis=1)):
+        low, high = bins[exponent].tolist()
+        total += ((high << LOW_BITS) + low) << max(int(exponent) - 1, 0)
     return total
 
 
 @njit(cache=True, nogil=True)
 def _accumulate(values, center, squared):
     """Add up mantissas per exponent, in two halves that cannot overflow below 2**36 terms."""
-    bins = np.zeros((2, 2048), np.int64)
-    low_mask = (1 << _LOW_BITS) - 1
-    one = np.empty(1, np.float64)
-    bits_of_one = one.view(np.int64)
+    bins = np.zeros((2048, 2), np.int64)
     for i in range(values.shape[0]):
         for j in range(values.shape[1]):
             value = np.float64(values[i, j])
             if squared:
                 value -= center
                 value *= value
-            one[0] = value
-            bits = bits_of_one[0]
+            bits = bits_of(value)
             exponent = (bits >> 52) & 0x7FF
             mantissa = bits & 0xFFFFFFFFFFFFF
             if exponent > 0:
                 mantissa |= 0x10000000000000
-            low = mantissa & low_mask
-            high = mantissa >> _LOW_BITS
             if bits < 0:
-                bins[0, exponent] -= low
-                bins[1, exponent] -= high
-            else:
-                bins[0, exponent] += low
-                bins[1, exponent] += high
+                mantissa = -mantissa
+            bins[exponent, 0] += mantissa & LOW_MASK
+            bins[exponent, 1] += mantissa >> LOW_BITS
     return bins
