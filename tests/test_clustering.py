@@ -181,9 +181,8 @@ def test_votes_tie_to_the_label_met_first():
     labels = np.array([FRAGMENT, 0, 0, 1, 1], np.int32)
     gates = Gates(np.zeros(2), np.full(2, 10.0), 4)
     rounds = np.zeros(5, np.int16)
-    assert vote(
-        Fragments(np.array([0]), np.array([0]), neighbors, distances), gates, labels, rounds, 3
-    )
+    fragments = Fragments(np.array([0]), np.array([0]), neighbors, distances)
+    assert vote(fragments, gates, labels, rounds, 1) == 1
     assert labels[0] == 1
     assert rounds[0] == 1
 
