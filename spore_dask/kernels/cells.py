@@ -12,13 +12,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import njit, uintp
 from numpy.typing import NDArray
 
-from spore_dask.kernels.nearest import cut, finish, offer, reset, squared_distances
+from spore_dask.kernels.nearest import cut, finish, put, reset
 
 POINTS_PER_CELL = 80
 SPREAD_SAMPLE = 128
+COLUMNS_PER_STEP = 8
 
 
 class Cells(NamedTuple):
@@ -149,17 +150,6 @@ def fill_boxes(cells):
 
 
 @njit(cache=True, nogil=True)
-def bound(low, high, other_low, other_high):
-    """Return a squared distance that no pair of points from the two boxes is computed below."""
-    total = low[0] - low[0]
-    for column in range(low.size):
-        gap = max(other_low[column] - high[column], low[column] - other_high[column])
-        if gap > 0:
-            total += gap * gap
-    return total
-
-
-@njit(cache=True, nogil=True)
 def search_homes(cells, first_home, last_home, k, buffers, neighbors, distances):
     """Find the k nearest others of every point in a range of home cells.
 
@@ -187,30 +177,20 @@ def search(cells, home, k, buffers):
     """
     size = cells.starts[home + 1] - cells.starts[home]
     squared = np.empty(buffers.counts.size, cells.columns.dtype)
-    queries = _points_of(cells, home)
     reset(buffers)
     first, last = _window(cells, home, k)
     n_compared = 0
     for cell in range(first, last):
-        n_compared += _visit(cells, home, cell, k, queries, buffers, squared)
+        n_compared += _visit(cells, home, cell, k, buffers, squared)
     for query in range(size):
         cut(buffers, query, k)
-    limits = buffers.limits[:size]
-    found, bounds = _cells_within(cells, home, limits.max(), first, last)
+    limit = buffers.limits[:size].max()
+    found, bounds = _cells_within(cells, home, limit, first, last)
     for i in np.argsort(bounds):
-        if bounds[i] > limits.max():
+        if bounds[i] > buffers.limits[:size].max():
             break
-        n_compared += _visit(cells, home, found[i], k, queries, buffers, squared)
+        n_compared += _visit(cells, home, found[i], k, buffers, squared)
     return n_compared
-
-
-@njit(cache=True, nogil=True)
-def _points_of(cells, cell):
-    """Return the points of a cell row by row."""
-    start, stop = cells.starts[cell], cells.starts[cell + 1]
-    n_columns = cells.low.shape[1]
-    block = cells.columns[start * n_columns : stop * n_columns]
-    return block.reshape(n_columns, stop - start).T.copy()
 
 
 @njit(cache=True, nogil=True)
@@ -225,18 +205,18 @@ def _window(cells, home, k):
 
 @njit(cache=True, nogil=True)
 def _cells_within(cells, home, limit, first, last):
-    """List the cells outside [first, last) whose bound to home is within the limit."""
+    """List the cells outside [first, last) whose box is within the limit of that of home."""
+    low, high = cells.low, cells.high
     leaves = cells.starts.size - 2
     found = np.empty(leaves + 1, np.int64)
-    bounds = np.empty(leaves + 1, cells.columns.dtype)
-    low, high = cells.low[leaves + home], cells.high[leaves + home]
+    bounds = np.empty(leaves + 1, low.dtype)
     stack = np.empty(64, np.int64)
     stack[0] = 0
     depth, n_found = 1, 0
     while depth > 0:
         depth -= 1
         node = stack[depth]
-        nearest = bound(low, high, cells.low[node], cells.high[node])
+        nearest = _box_bound(low, high, leaves + home, node)
         if nearest > limit:
             continue
         if node < leaves:
@@ -248,25 +228,80 @@ def _cells_within(cells, home, limit, first, last):
     return found[:n_found], bounds[:n_found]
 
 
+@njit(cache=True, nogil=True, inline="always")
+def _box_bound(low, high, node, other):
+    """Return a squared distance that no pair of points from two boxes is computed below."""
+    total = low[node, 0] - low[node, 0]
+    for column in range(low.shape[1]):
+        gap = max(low[other, column] - high[node, column], low[node, column] - high[other, column])
+        if gap > 0:
+            total += gap * gap
+    return total
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _point_bound(columns, place, step, low, high, node):
+    """Return the same for a box and a point whose columns are at `place`, `place + step`, ..."""
+    total = low[node, 0] - low[node, 0]
+    for column in range(low.shape[1]):
+        at = columns[place + column * step]
+        gap = max(low[node, column] - at, at - high[node, column])
+        if gap > 0:
+            total += gap * gap
+    return total
+
+
 @njit(cache=True, nogil=True)
-def _visit(cells, home, cell, k, queries, buffers, squared):
+def _visit(cells, home, cell, k, buffers, squared):
     """Offer the points of a cell to the points of the home cell that it may concern."""
-    n_columns = queries.shape[1]
-    start, stop = cells.starts[cell], cells.starts[cell + 1]
-    block = cells.columns[start * n_columns : stop * n_columns]
-    low, high = cells.low[cells.starts.size - 2 + cell], cells.high[cells.starts.size - 2 + cell]
-    out = squared[: stop - start]
+    starts, rows, columns, low, high = cells
+    capacity, distances, numbers, counts, limits, _ = buffers
+    n_columns = low.shape[1]
+    node = starts.size - 2 + cell
+    first, size = starts[cell], starts[cell + 1] - starts[cell]
+    own, own_size = starts[home], starts[home + 1] - starts[home]
     n_compared = 0
-    for query in range(cells.starts[home + 1] - cells.starts[home]):
-        at = queries[query]
-        if bound(at, at, low, high) > buffers.limits[query]:
+    for query in range(own_size):
+        place = own * n_columns + query
+        if _point_bound(columns, place, own_size, low, high, node) > limits[query]:
             continue
-        n_summed = squared_distances(block, at, buffers.limits[query], out)
-        n_compared += n_summed * out.size
+        limit = limits[query]
+        n_summed = _measure(columns, place, own_size, first, size, n_columns, limit, squared)
+        n_compared += n_summed * size
         if n_summed < n_columns:
             continue
         itself = query if cell == home else -1
-        for j in range(out.size):
-            if out[j] <= buffers.limits[query] and j != itself:
-                offer(buffers, query, out[j], cells.rows[start + j], k)
+        for j in range(size):
+            if j != itself:
+                near, row = squared[j], rows[first + j]
+                if put(distances, numbers, counts, limits, capacity, query, near, row):
+                    cut(buffers, query, k)
     return n_compared
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _measure(columns, place, step, first, size, n_columns, limit, squared):
+    """Fill `squared` with the squared distances of one point to the points of a cell.
+
+    Stops as soon as every point is beyond the limit. Returns the number of columns summed: fewer
+    than all means that no point of the cell is within the limit. Indices are unsigned, because
+    numba's check for negative ones keeps loops from running on vectors.
+    """
+    for j in range(size):
+        squared[j] = 0
+    n_summed = 0
+    while n_summed < n_columns:
+        for column in range(n_summed, min(n_summed + COLUMNS_PER_STEP, n_columns)):
+            at = columns[place + column * step]
+            start = uintp(first * n_columns + column * size)
+            for j in range(size):
+                difference = columns[start + uintp(j)] - at
+                squared[uintp(j)] += difference * difference
+        n_summed = min(n_summed + COLUMNS_PER_STEP, n_columns)
+        if n_summed < n_columns:
+            nearest = squared[0]
+            for j in range(size):
+                nearest = min(nearest, squared[uintp(j)])
+            if nearest > limit:
+                break
+    return n_summed

@@ -96,46 +96,49 @@ def expand(settings, seeds, slots, growth):
     int
         -1 when every seed of the piece is done, else the shard that must be brought first.
     """
-    now, setting = growth.state[0], settings[0]
-    labels, queue = growth.labels, growth.queue
+    slot_of_shard, rows_per_shard, neighbors, distances = slots
+    state, labels, queue, closed = growth
+    now, setting = state[0], settings[0]
     reach = setting.expansion_neighbors
-    kept = np.empty(slots.neighbors.shape[1], np.int64)
+    kept = np.empty(neighbors.shape[1], np.int64)
     while True:
         if now.head == now.tail and not _begin_cluster(now, setting, seeds, labels, queue):
             return DONE
         if now.seed + LOOKAHEAD < seeds.size:
-            _prefetch(slots, seeds[now.seed + LOOKAHEAD], reach)
+            soon = _row_of(slot_of_shard, rows_per_shard, seeds[now.seed + LOOKAHEAD])
+            _prefetch(neighbors, distances, soon, reach)
         while now.head < now.tail:
-            row = _row_of(slots, queue[now.head])
+            row = _row_of(slot_of_shard, rows_per_shard, queue[now.head])
             if row < 0:
-                return queue[now.head] // slots.rows_per_shard
+                return queue[now.head] // rows_per_shard
             if now.head + LOOKAHEAD < now.tail:
-                _prefetch(slots, queue[now.head + LOOKAHEAD], reach)
-            n_kept = _choose(now, setting, slots, row, labels, kept)
+                soon = _row_of(slot_of_shard, rows_per_shard, queue[now.head + LOOKAHEAD])
+                _prefetch(neighbors, distances, soon, reach)
+            n_kept = _choose(now, setting, neighbors, distances, row, labels, kept)
             if n_kept >= setting.min_retained:
-                _admit(now, slots, row, kept, n_kept, growth)
+                _admit(now, neighbors, distances, row, kept, n_kept, labels, queue)
             now.head += 1
-        _close_cluster(now, queue, growth.closed)
+        _close_cluster(now, queue, closed)
 
 
-# The parts of `expand` are inlined: to hand arrays over costs more than what they do.
+# The parts of `expand` take arrays one by one and are inlined: to pass them on, or to take them
+# out of a tuple in a loop, costs more than what the parts do.
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _row_of(slots, point):
+def _row_of(slot_of_shard, rows_per_shard, point):
     """Return where the row of a point is at hand, or -1."""
-    shard = np.int64(point) // slots.rows_per_shard
-    slot = slots.slot_of_shard[shard]
-    return np.int64(point) + (slot - shard) * slots.rows_per_shard if slot >= 0 else -1
+    shard = np.int64(point) // rows_per_shard
+    slot = slot_of_shard[shard]
+    return np.int64(point) + (slot - shard) * rows_per_shard if slot >= 0 else -1
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _prefetch(slots, point, reach):
-    """Ask for the row of a point that expands soon, if it is at hand."""
-    row = _row_of(slots, point)
+def _prefetch(neighbors, distances, row, reach):
+    """Ask for a row that is wanted soon, if it is at hand."""
     if row >= 0:
-        prefetch_row(slots.neighbors, row, reach)
-        prefetch_row(slots.distances, row, reach)
+        prefetch_row(neighbors, row, reach)
+        prefetch_row(distances, row, reach)
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -157,9 +160,8 @@ def _begin_cluster(now, setting, seeds, labels, queue):
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _choose(now, setting, slots, row, labels, kept):
+def _choose(now, setting, neighbors, distances, row, labels, kept):
     """List in `kept` the places in a row that are free and fit the cluster; return how many."""
-    neighbors, distances = slots.neighbors, slots.distances
     mean = now.mean
     tolerance = setting.z * now.std
     end = min(count_copies(distances, row) + setting.expansion_neighbors, distances.shape[1])
@@ -173,19 +175,19 @@ def _choose(now, setting, slots, row, labels, kept):
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _admit(now, slots, row, kept, n_kept, growth):
+def _admit(now, neighbors, distances, row, kept, n_kept, labels, queue):
     """Queue the chosen neighbours, and recalibrate the cluster's statistics."""
     mean = now.mean
     total = 0.0
     squares = 0.0
     n_before = now.tail
     for i in range(n_kept):
-        distance = np.float64(slots.distances[row, kept[i]])
-        point = slots.neighbors[row, kept[i]]
+        distance = np.float64(distances[row, kept[i]])
+        point = neighbors[row, kept[i]]
         total += distance
         squares += (distance - mean) * (distance - mean)
-        growth.labels[point] = now.cluster
-        growth.queue[n_before + i] = point
+        labels[point] = now.cluster
+        queue[n_before + i] = point
     now.tail = n_before + n_kept
     now.std = np.sqrt((now.std * now.std * n_before + squares) / now.tail)
     now.mean = (mean * n_before + total) / now.tail

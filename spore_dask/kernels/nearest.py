@@ -3,6 +3,8 @@
 Candidates go into a buffer that a quickselect cuts back to k whenever it is full; the k-th
 distance then bounds what may still enter. Distances are by direct subtraction, columns summed in
 order and without fastmath, so that every search computes the same bits.
+
+There are no views in the inner loops: numba counts references to each.
 """
 
 from __future__ import annotations
@@ -14,16 +16,17 @@ from numba import njit
 from numpy.typing import NDArray
 
 BUFFER_FACTOR = 3
-COLUMNS_PER_STEP = 8
 SHORT = 16
 
 
 class Buffers(NamedTuple):
-    """Candidates of several queries; the first `counts[q]` entries of row q are filled."""
+    """Candidates of several queries, those of query q from q * capacity on."""
 
+    capacity: int
     distances: NDArray[Any]
     numbers: NDArray[Any]
     counts: NDArray[np.int64]
+    """Candidates of each query."""
     limits: NDArray[Any]
     """A candidate whose squared distance is above the limit of its query cannot enter."""
     slack: NDArray[Any]
@@ -35,8 +38,9 @@ def new_buffers(n_queries: int, k: int, dtype: np.dtype[Any], number_dtype: Any)
     capacity = BUFFER_FACTOR * k + SHORT
     rounding = np.finfo(dtype)
     return Buffers(
-        distances=np.empty((n_queries, capacity), dtype),
-        numbers=np.empty((n_queries, capacity), number_dtype),
+        capacity=capacity,
+        distances=np.empty(n_queries * capacity, dtype),
+        numbers=np.empty(n_queries * capacity, number_dtype),
         counts=np.zeros(n_queries, np.int64),
         limits=np.full(n_queries, np.inf, dtype),
         slack=np.array([1 + 8 * rounding.eps, 8 * rounding.smallest_subnormal], dtype),
@@ -50,30 +54,33 @@ def reset(buffers):
     buffers.limits[:] = np.inf
 
 
-@njit(cache=True, nogil=True)
-def offer(buffers, query, squared, number, k):
-    """Take a candidate whose squared distance is within the limit of its query."""
-    count = buffers.counts[query]
-    buffers.distances[query, count] = np.sqrt(squared)
-    buffers.numbers[query, count] = number
-    buffers.counts[query] = count + 1
-    if count + 1 == buffers.distances.shape[1]:
-        cut(buffers, query, k)
+@njit(cache=True, nogil=True, inline="always")
+def put(distances, numbers, counts, limits, capacity, query, squared, number):
+    """Take a candidate if it is within the limit of its query; True when the buffer is full then.
+
+    Takes the arrays of the buffers one by one: see docs/design.md, "No references".
+    """
+    full = False
+    if squared <= limits[query]:
+        place = query * capacity + counts[query]
+        distances[place] = np.sqrt(squared)
+        numbers[place] = number
+        counts[query] += 1
+        full = counts[query] == capacity
+    return full
 
 
 @njit(cache=True, nogil=True)
 def cut(buffers, query, k):
     """Keep the k nearest candidates of a query, and lower its limit to the k-th distance."""
-    count = buffers.counts[query]
-    if count < k:
+    capacity, distances, numbers, counts, limits, slack = buffers
+    if counts[query] < k:
         return
-    distances = buffers.distances[query]
-    _select(distances, buffers.numbers[query], count, k)
-    farthest = distances[0]
-    for i in range(1, k):
-        farthest = max(farthest, distances[i])
-    buffers.counts[query] = k
-    buffers.limits[query] = farthest * farthest * buffers.slack[0] + buffers.slack[1]
+    first = query * capacity
+    _select(distances, numbers, first, first + counts[query] - 1, first + k - 1)
+    farthest = distances[first + k - 1]
+    counts[query] = k
+    limits[query] = farthest * farthest * slack[0] + slack[1]
 
 
 @njit(cache=True, nogil=True)
@@ -82,66 +89,43 @@ def finish(buffers, rows, k, neighbors, distances):
 
     Returns the number of rows written: a query that has met fewer than k gets none.
     """
+    capacity, near, numbers, counts = buffers[:4]
     n_written = 0
     for query in range(rows.size):
-        if buffers.counts[query] >= k:
-            cut(buffers, query, k)
-            _sort(buffers.distances[query], buffers.numbers[query], k)
-            neighbors[rows[query], 1:] = buffers.numbers[query, :k]
-            distances[rows[query], 1:] = buffers.distances[query, :k]
-            n_written += 1
+        if counts[query] < k:
+            continue
+        cut(buffers, query, k)
+        first, row = query * capacity, rows[query]
+        _sort(near, numbers, first, first + k - 1)
+        for i in range(k):
+            neighbors[row, i + 1] = numbers[first + i]
+            distances[row, i + 1] = near[first + i]
+        n_written += 1
     return n_written
 
 
 @njit(cache=True, nogil=True)
 def measure(points, queries, candidates, k, buffers):
     """Offer to each query its own candidates, by direct distance; passes over -1 and itself."""
+    capacity, distances, numbers, counts, limits, _ = buffers
     for q in range(queries.size):
-        for candidate in candidates[q]:
-            if candidate >= 0 and candidate != queries[q]:
-                squared = squared_distance(points[queries[q]], points[candidate])
-                if squared <= buffers.limits[q]:
-                    offer(buffers, q, squared, candidate, k)
-
-
-@njit(cache=True, nogil=True)
-def squared_distances(block, query, limit, out):
-    """Fill `out` with the squared distances of a query to a block stored column by column.
-
-    Stops as soon as every point is beyond `limit`. Returns the number of columns summed: fewer
-    than all means that no point of the block is within the limit.
-    """
-    size = out.size
-    for j in range(size):
-        out[j] = 0
-    for column in range(query.size):
-        values = block[column * size : (column + 1) * size]
-        at = query[column]
-        for j in range(size):
-            difference = values[j] - at
-            out[j] += difference * difference
-        if (column + 1) % COLUMNS_PER_STEP == 0 and column + 1 < query.size:
-            nearest = out[0]
-            for j in range(size):
-                nearest = min(nearest, out[j])
-            if nearest > limit:
-                return column + 1
-    return query.size
-
-
-@njit(cache=True, nogil=True)
-def squared_distance(left, right):
-    """Return the squared distance of two points, the same bits as `squared_distances`."""
-    total = left[0] - left[0]
-    for column in range(left.size):
-        difference = left[column] - right[column]
-        total += difference * difference
-    return total
+        for j in range(candidates.shape[1]):
+            number = candidates[q, j]
+            if number < 0 or number == queries[q]:
+                continue
+            squared = squared_distance(points, queries[q], number)
+            if put(distances, numbers, counts, limits, capacity, q, squared, number):
+                cut(buffers, q, k)
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _before(distance, number, other_distance, other_number):
-    return distance < other_distance or (distance == other_distance and number < other_number)
+def squared_distance(points, left, right):
+    """Return the squared distance of two points, summed column by column in their dtype."""
+    total = points[left, 0] - points[left, 0]
+    for column in range(points.shape[1]):
+        difference = points[left, column] - points[right, column]
+        total += difference * difference
+    return total
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -150,58 +134,63 @@ def _swap(distances, numbers, i, j):
     numbers[i], numbers[j] = numbers[j], numbers[i]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def _partition(distances, numbers, first, last):
-    """Part [first, last] around its middle entry; return where the left part ends."""
-    middle = (first + last) // 2
-    pivot, pivot_number = distances[middle], numbers[middle]
-    i, j = first - 1, last + 1
-    while True:
-        i += 1
-        while _before(distances[i], numbers[i], pivot, pivot_number):
-            i += 1
-        j -= 1
-        while _before(pivot, pivot_number, distances[j], numbers[j]):
-            j -= 1
-        if i >= j:
-            return j
-        _swap(distances, numbers, i, j)
+    """Bring the middle one of the entries first..last to its place, and return that place.
+
+    Smaller entries go before it, larger ones behind; without branches, which the processor would
+    guess wrong half of the time.
+    """
+    _swap(distances, numbers, (first + last) // 2, last)
+    pivot, pivot_number = distances[last], numbers[last]
+    place = first
+    for i in range(first, last):
+        distance, number = distances[i], numbers[i]
+        distances[i], numbers[i] = distances[place], numbers[place]
+        distances[place], numbers[place] = distance, number
+        place += (distance < pivot) | ((distance == pivot) & (number < pivot_number))
+    _swap(distances, numbers, place, last)
+    return place
 
 
 @njit(cache=True, nogil=True)
-def _select(distances, numbers, count, k):
-    """Bring the k smallest of the first `count` entries to the front, in any order."""
-    first, last = 0, count - 1
+def _select(distances, numbers, first, last, wanted):
+    """Bring the entry that belongs at `wanted` there, smaller ones before, larger ones behind."""
     while first < last:
-        end = _partition(distances, numbers, first, last)
-        if k - 1 <= end:
-            last = end
+        place = _partition(distances, numbers, first, last)
+        if wanted == place:
+            return
+        if wanted < place:
+            last = place - 1
         else:
-            first = end + 1
+            first = place + 1
 
 
 @njit(cache=True, nogil=True)
-def _sort(distances, numbers, count):
-    """Sort the first `count` entries: quicksort down to short runs, then insertion."""
+def _sort(distances, numbers, first, last):
+    """Sort the entries first..last: quicksort down to short runs, then insertion."""
     stack = np.empty((64, 2), np.int64)
-    stack[0] = 0, count - 1
+    stack[0, 0], stack[0, 1] = first, last
     depth = 1
     while depth > 0:
         depth -= 1
-        first, last = stack[depth]
-        while last - first > SHORT:
-            end = _partition(distances, numbers, first, last)
-            if end - first < last - end - 1:
-                stack[depth] = end + 1, last
-                last = end
+        low, high = stack[depth, 0], stack[depth, 1]
+        while high - low > SHORT:
+            place = _partition(distances, numbers, low, high)
+            if place - low < high - place:
+                stack[depth, 0], stack[depth, 1] = place + 1, high
+                high = place - 1
             else:
-                stack[depth] = first, end
-                first = end + 1
+                stack[depth, 0], stack[depth, 1] = low, place - 1
+                low = place + 1
             depth += 1
-    for i in range(1, count):
+    for i in range(first + 1, last + 1):
         distance, number = distances[i], numbers[i]
         j = i
-        while j > 0 and _before(distance, number, distances[j - 1], numbers[j - 1]):
+        while j > first and (
+            distances[j - 1] > distance
+            or (distances[j - 1] == distance and numbers[j - 1] > number)
+        ):
             distances[j], numbers[j] = distances[j - 1], numbers[j - 1]
             j -= 1
         distances[j], numbers[j] = distance, number

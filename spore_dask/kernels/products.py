@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from spore_dask.kernels.nearest import offer, squared_distance
+from spore_dask.kernels.nearest import cut, put, squared_distance
 
 
 @njit(cache=True, nogil=True)
@@ -31,12 +31,13 @@ def screen(products, points, queries, first, squares, margins, k, buffers):
     k : int
     buffers : Buffers
     """
-    block_squares = squares[first : first + products.shape[1]]
+    capacity, distances, numbers, counts, limits, _ = buffers
     for q in range(queries.size):
-        row = products[q]
-        own = squares[queries[q]] - margins[q]
-        for j in range(row.size):
-            if own + block_squares[j] - 2 * row[j] <= buffers.limits[q] and first + j != queries[q]:
-                squared = squared_distance(points[queries[q]], points[first + j])
-                if squared <= buffers.limits[q]:
-                    offer(buffers, q, squared, first + j, k)
+        query = queries[q]
+        own = squares[query] - margins[q]
+        for j in range(products.shape[1]):
+            nearest = own + squares[first + j] - 2 * products[q, j]
+            if nearest <= limits[q] and first + j != query:
+                squared = squared_distance(points, query, first + j)
+                if put(distances, numbers, counts, limits, capacity, q, squared, first + j):
+                    cut(buffers, q, k)
