@@ -11,7 +11,7 @@ PACKAGES := chromium iproute2 slurm-wlm
 demo: .venv/ready
 	$(BIN)/spore-dask demo
 
-test: .venv/ready lint
+test: .venv/ready .venv/kernels lint
 	$(BIN)/python -m pytest
 
 lint: .venv/ready
@@ -19,7 +19,7 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test-all: system-packages .venv/ready lint
+test-all: system-packages .venv/ready .venv/kernels lint
 	SPORE_EXAMPLES=1000 $(BIN)/python -m pytest
 
 # The Debian packages that some tests drive; those tests skip where they are absent.
@@ -38,6 +38,11 @@ pictures: .venv/ready
 .venv/ready: pyproject.toml | check-python
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+# numba does not see that a function inlined from another file has changed: compile anew.
+.venv/kernels: $(wildcard spore_dask/*.py spore_dask/kernels/*.py) | .venv/ready
+	find spore_dask -name '*.nb[ci]' -delete
 	touch $@
 
 .venv-peer/ready:

@@ -30,9 +30,9 @@ PILOT_HOMES = 8
 QUERIES_PER_TASK = 256
 POINTS_PER_PRODUCT = 4096
 
-PRODUCT_COST = 0.25
+PRODUCT_COST = 0.3
 """Cost of one column in a product, in columns of a direct distance."""
-SCREEN_COST = 4
+SCREEN_COST = 9
 """Cost of looking at one product, in columns of a direct distance."""
 ALWAYS_EXACT_POINTS = 4096
 """Up to here an exact search is cheaper than the start of an approximate one."""

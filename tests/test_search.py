@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spore_dask import ParameterError, search
+from spore_dask.kernels import copies
 from spore_dask.search import neighbor_rows
 from tests import naive
 from tests.strategies import point_sets
@@ -82,6 +83,19 @@ def test_a_large_group_of_copies_is_not_searched():
     assert (rows.distances[zeros] == 0).all()
     near = np.flatnonzero((points != 0).any(axis=1))[0]
     np.testing.assert_array_equal(rows.neighbors[near], one_row(points, near, 10))
+
+
+@pytest.mark.parametrize("colliding", [False, True])
+def test_groups_of_copies(monkeypatch, colliding):
+    if colliding:
+        monkeypatch.setattr(copies, "hash_rows", lambda bits: np.zeros(len(bits), np.uint64))
+    rng = np.random.default_rng(0)
+    points = rng.integers(0, 3, (200, 2)).astype(np.float32)
+    found = {tuple(rows) for rows in copies.large_groups(points, larger_than=20)}
+    places = {tuple(point) for point in points.tolist()}
+    every = [np.flatnonzero((points == place).all(axis=1)) for place in places]
+    assert found == {tuple(rows) for rows in every if len(rows) > 20}
+    assert 0 < len(found) < len(every)
 
 
 def test_products_take_over_where_boxes_prune_nothing(monkeypatch):

@@ -14,20 +14,30 @@ def large_groups(points: NDArray[np.floating], larger_than: int) -> list[NDArray
     if len(points) <= larger_than:
         return []
     bits = points.view(np.uint32 if points.dtype == np.float32 else np.uint64)
-    hashes = _hash_rows(bits)
+    hashes = hash_rows(bits)
     ranked = np.sort(hashes)
-    crowded = np.unique(ranked[larger_than:][ranked[larger_than:] == ranked[:-larger_than]])
-    if not len(crowded):
+    if not (ranked[larger_than:] == ranked[:-larger_than]).any():
         return []
-    members = np.flatnonzero(np.isin(hashes, crowded))
-    _, group, sizes = np.unique(bits[members], axis=0, return_inverse=True, return_counts=True)
-    by_group: NDArray[Any] = members[np.argsort(group.ravel(), kind="stable")]
-    groups = np.split(by_group, np.cumsum(sizes)[:-1])
+    order = np.argsort(hashes, kind="stable")
+    starts = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))
+    sizes = np.diff(np.append(starts, len(points)))
+    crowded = sizes > larger_than
+    groups: list[NDArray[np.int64]] = []
+    for start, size in zip(starts[crowded], sizes[crowded], strict=True):
+        groups += _equal_rows(bits, order[start : start + size])
     return [rows for rows in groups if len(rows) > larger_than]
 
 
+def _equal_rows(bits: NDArray[Any], rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Part rows that have the same hash into groups that are the same; mostly they are one."""
+    if (bits[rows] == bits[rows[0]]).all():
+        return [rows]
+    group = np.unique(bits[rows], axis=0, return_inverse=True)[1].ravel()
+    return [rows[group == number] for number in range(group.max() + 1)]
+
+
 @njit(cache=True, nogil=True)
-def _hash_rows(bits):
+def hash_rows(bits):
     """Hash the bits of each row to 64 bits."""
     hashes = np.empty(bits.shape[0], np.uint64)
     factor = np.uint64(0x9E3779B97F4A7C15)
