@@ -165,16 +165,16 @@ def _finite_limits(data: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _check_extent(points: NDArray[np.floating]) -> None:
-    """Refuse coordinates whose squared distances would overflow the working dtype."""
+    """Refuse coordinates whose squared distances overflow, or all vanish, in the working dtype."""
     low, high = column_limits(points)
     ranges = high.astype(np.float64) - low.astype(np.float64)
-    largest = float(np.finfo(points.dtype).max)
-    with np.errstate(over="ignore"):
-        squared = float(np.sum(ranges * ranges))
-    if not squared <= largest / 2:
+    limits = np.finfo(points.dtype)
+    smallest, largest = math.sqrt(limits.tiny), math.sqrt(limits.max / (2 * len(ranges)))
+    if not ranges.max() <= largest or 0 < ranges.max() < smallest:
         raise InputError(
-            f"The columns range over {float(ranges.max()):.3g}, but squared distances in "
-            f"{points.dtype} end at {largest:.3g}: use scale='clip-minmax', or smaller units."
+            f"The columns range over {ranges.max():.3g} at most, but squared distances in "
+            f"{points.dtype} need {smallest:.3g} to {largest:.3g}: use scale='clip-minmax', or "
+            "other units."
         )
 
 

@@ -7,6 +7,7 @@ the points, and for each thread the buffers of one cell or one block.
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from typing import Any
 
@@ -16,6 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from spore_dask.errors import ParameterError
 from spore_dask.kernels import cells as tree
+from spore_dask.kernels.columns import column_limits, smallest_magnitude
 from spore_dask.kernels.copies import large_groups
 from spore_dask.kernels.nearest import finish, measure, new_buffers
 from spore_dask.kernels.products import screen
@@ -70,7 +72,7 @@ def neighbor_rows(points: NDArray[np.floating], k: int, knn: str = "auto", seed:
         raise ParameterError(
             f"k is {k}, but with {len(points)} points it must be in [1, {len(points) - 1}]."
         )
-    groups = large_groups(points, larger_than=k + 1)
+    groups = [] if _may_vanish(points) else large_groups(points, larger_than=k + 1)
     if not groups:
         return _search(points, k, knn, seed)
     searched = np.ones(len(points), bool)
@@ -78,6 +80,17 @@ def neighbor_rows(points: NDArray[np.floating], k: int, knn: str = "auto", seed:
         searched[group[k + 1 :]] = False
     found = _search(points[searched], k, knn, seed)
     return _with_copies(found, np.flatnonzero(searched), groups)
+
+
+def _may_vanish(points: NDArray[np.floating]) -> bool:
+    """Tell whether distances of different points may round to 0, as if they were copies.
+
+    The square of a difference of less than the root of the smallest float is 0, and values differ
+    by so little only if they are themselves at most that much over the rounding unit.
+    """
+    rounding = np.finfo(points.dtype)
+    vanishing = math.sqrt(rounding.smallest_subnormal) / rounding.eps
+    return bool(smallest_magnitude(points) < 4 * vanishing)
 
 
 def _with_copies(found: Rows, searched: NDArray[np.int64], groups: list[NDArray[np.int64]]) -> Rows:
@@ -194,10 +207,12 @@ def _search_products(
     """Fill the rows of `queries` by comparing them with all points, block by block."""
     k = neighbors.shape[1] - 1
     n_columns = points.shape[1]
-    centred = points - points.mean(axis=0)
+    low, high = column_limits(points)
+    centred = points - (low + (high - low) / 2)
     squares = np.einsum("ij,ij->i", centred, centred)
     lengths = np.sqrt(squares)
-    rounding = (2 * n_columns + 32) * np.finfo(points.dtype).eps
+    relative = (2 * n_columns + 32) * np.finfo(points.dtype).eps
+    absolute = (2 * n_columns + 32) * np.finfo(points.dtype).tiny  # of what underflows
 
     def search_part(first: int) -> None:
         part = queries[first : first + QUERIES_PER_TASK]
@@ -205,8 +220,8 @@ def _search_products(
         for start in range(0, len(points), POINTS_PER_PRODUCT):
             block = slice(start, start + POINTS_PER_PRODUCT)
             products = centred[part] @ centred[block].T
-            margins = (rounding * (lengths[part] + lengths[block].max()) ** 2).astype(points.dtype)
-            screen(products, points, part, start, squares, margins, k, buffers)
+            margins = relative * (lengths[part] + lengths[block].max()) ** 2 + absolute
+            screen(products, points, part, start, squares, margins.astype(points.dtype), k, buffers)
         finish(buffers, part, k, neighbors, distances)
 
     with threadpool_limits(limits=1, user_api="blas"):

@@ -199,7 +199,7 @@ def graph():
     return [*naive.neighbor_rows(points, 12), points]
 
 
-@pytest.mark.parametrize("number", [np.int32, np.uint32, np.int64])
+@pytest.mark.parametrize("number", [np.int32, np.uint32, np.int64, np.uint64])
 def test_number_dtypes_and_layouts(graph, number):
     neighbors, distances, points = graph
     expected = naive.cluster_graph(neighbors, distances, points)

@@ -104,6 +104,7 @@ def test_input_is_left_alone():
         ([[0.0, 1.0], [0.0, -np.inf]], "Row 1, column 1 of the data is -inf"),
         (np.array([[0], [1e30]], np.float32), "range over 1e.30.*clip-minmax"),
         ([[-1e200], [1e200]], "range over 2e.200"),
+        ([[0.0], [1e-170]], "range over 1e-170.*other units"),
     ],
 )
 def test_bad_data_gets_one_sentence(x, words):

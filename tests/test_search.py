@@ -43,6 +43,13 @@ KINDS = {
     "copies": lambda rng, shape: rng.normal(size=shape)[rng.integers(0, shape[0] // 40, shape[0])],
     "one big group": lambda rng, shape: rng.normal(size=shape) * (rng.random((shape[0], 1)) < 0.5),
     "far from the origin": lambda rng, shape: 1000 + rng.normal(size=shape),
+    "vanishing distances": lambda rng, shape: np.where(
+        np.arange(shape[0])[:, None] % 10 == 0, 1e-26 * rng.integers(1, 9, shape), 0
+    ),
+    "underflowing squares": lambda rng, shape: 4e-23 * rng.normal(size=shape),
+    "a huge constant column": lambda rng, shape: np.where(
+        np.arange(shape[1]) == shape[1] // 2, 3e38, rng.normal(size=shape)
+    ),
     "uneven": lambda rng, shape: rng.lognormal(sigma=3, size=shape),
 }  # fmt: skip
 

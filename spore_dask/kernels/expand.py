@@ -110,7 +110,7 @@ def expand(settings, seeds, slots, growth):
         while now.head < now.tail:
             row = _row_of(slot_of_shard, rows_per_shard, queue[now.head])
             if row < 0:
-                return queue[now.head] // rows_per_shard
+                return np.int64(queue[now.head]) // rows_per_shard
             if now.head + LOOKAHEAD < now.tail:
                 soon = _row_of(slot_of_shard, rows_per_shard, queue[now.head + LOOKAHEAD])
                 _prefetch(neighbors, distances, soon, reach)
