@@ -1,7 +1,7 @@
 # `make demo` and `make test` need Python 3.11 or later and nothing else: they make their own
 # environment in .venv.
 
-PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 PACKAGES := chromium iproute2 slurm-wlm
@@ -36,7 +36,8 @@ pictures: .venv/ready
 	$(BIN)/python docs/pictures.py
 
 .venv/ready: pyproject.toml | check-python
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv .venv || { $(PYTHON) -m venv --without-pip --clear .venv && \
+		$(PYTHON) -m pip --python .venv/bin/python install --quiet pip; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
@@ -51,7 +52,8 @@ pictures: .venv/ready
 	touch $@
 
 check-python:
-	@test -n '$(PYTHON)' || { echo 'Python 3.11 or later is needed, but none was found: install it, or name it with make PYTHON=/path/to/python3.' >&2; exit 1; }
+	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo 'Python 3.11 or later is needed, not "$(PYTHON)": install it, or name it: make PYTHON=...' >&2; exit 1; }
 
 clean:
 	rm -rf .venv .venv-peer build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -60,7 +60,9 @@ def colors_of(labels: np.ndarray[Any, Any]) -> list[Any]:
 def main() -> None:
     """Write first.light.png and first.dark.png."""
     points = two_spirals_in_a_storm()
-    model = SPORE(0.6, expansion_neighbors=60, retention_rate=0.3, z_percentile=70).fit(points)
+    model = SPORE(
+        min_cluster_size=0.6, expansion_neighbors=60, retention_rate=0.3, z_percentile=70
+    ).fit(points)
     skeleton = np.where(model.provenance_ == 0, model.labels_, -1)
     for theme, (paper, ink) in THEMES.items():
         figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 2.9), facecolor=paper)

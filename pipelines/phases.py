@@ -199,7 +199,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--n-peer", type=int, default=100_000, help="points in part (a)")
     parser.add_argument("--peer-python", type=Path, help="a Python with spore-clustering 1.0.0")
     parser.add_argument("--seed", type=int, default=0, help="seed of the generated data")
-    parser.add_argument("--threads", type=int, default=2, help="threads, of pykdtree and ours")
+    parser.add_argument("--threads", type=int, default=2, help="threads of pykdtree")
     parser.add_argument("--as-peer", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
@@ -210,7 +210,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.as_peer:
         run_as_peer(options.as_peer)
         return
-    os.environ["OMP_NUM_THREADS"] = os.environ["NUMBA_NUM_THREADS"] = str(options.threads)
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)
     if options.peer_python:
         compare_with_peer(options.n_peer, options.seed, options.peer_python)
     else:

@@ -26,11 +26,13 @@ def demo(points: int, columns: int, seed: int) -> None:
     """Generate clusters of varied density and shape, and find them again."""
     data, truth = blobs_and_shapes(points, columns, seed, dtype="float32")
     click.echo(f"Generated {points:,} points in {columns} columns, {truth.max() + 1} clusters.")
+    click.echo("Compiling; after the first run this comes from a cache ...")
+    spore_dask.SPORE().fit(data[: max(2, points // 1000)])
     started = time.perf_counter()
     model = spore_dask.SPORE(seed=seed).fit(data)
     seconds = time.perf_counter() - started
     kind = "exact" if model.exact_ else "approximate"
-    click.echo(f"SPORE took {seconds:.1f} s, with {kind} neighbours, K = {model.params_.k}.")
+    click.echo(f"SPORE took {seconds:.2f} s, with {kind} neighbours, K = {model.params_.k}.")
     noise = (model.labels_ == -1).mean()
     skeleton = (model.provenance_ == 0).mean()
     click.echo(

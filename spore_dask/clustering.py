@@ -1,6 +1,6 @@
 """SPORE on a neighbour graph in memory: order, thresholds, expansion, reassignment.
 
-Reads rows of K + 1 entries, writes labels. Memory beside the graph: about 40 bytes a point.
+Reads rows of K + 1 entries, writes labels. Memory beside the graph: at most 100 bytes a point.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def cluster_graph(
     asked = Params.from_keywords(params)
     points = as_points(points)
     resolved = asked.resolve(len(points))
-    neighbors, distances = _check_graph(np.asarray(neighbors), np.asarray(distances), resolved)
+    neighbors, distances = _check_graph(_native(neighbors), _native(distances), resolved)
     return cluster_rows(neighbors, distances, points, resolved, check=True).labels
 
 
@@ -104,6 +104,8 @@ def cluster_rows(
     """Cluster rows of exactly K + 1 entries; `check` refuses any that are not as they must be."""
     extent = density_order.extent(points)
     if extent <= 0:
+        if check:
+            _check_rows(neighbors, distances)
         return _one_cluster(len(points))
     with ThreadPoolExecutor(1) as beside:
         measured = beside.submit(measure_thresholds, distances, params, extent)
@@ -176,7 +178,10 @@ def _expand(
     grown = []
     for first in range(0, len(seeds), SEEDS_PER_PIECE):
         growth.state["seed"] = growth.state["n_closed"] = 0
-        expansion.expand(settings, seeds[first : first + SEEDS_PER_PIECE], slots, growth)
+        ended = expansion.expand(settings, seeds[first : first + SEEDS_PER_PIECE], slots, growth)
+        if ended == expansion.REPEATED:
+            row = int(growth.queue[growth.state["head"][0]])
+            raise InputError(f"Row {row} of the graph names a point twice: list each only once.")
         grown.append(growth.closed[: growth.state["n_closed"][0]].copy())
     return labels, np.concatenate(grown)
 
@@ -254,6 +259,12 @@ def _describe(
         table[name] = grown[source][kept]
     table["seed_row"] = grown["seed"][kept]
     return table
+
+
+def _native(array: ArrayLike) -> NDArray[Any]:
+    """Return an array in the byte order of this machine."""
+    array = np.asarray(array)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _check_graph(

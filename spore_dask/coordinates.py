@@ -23,6 +23,7 @@ from spore_dask.params import one_of
 CLIP_DEVIATIONS = 6.0
 BLOCK_NBYTES = 16 << 20
 LARGEST_FLOAT32_INTEGER = 1 << 24
+LARGEST_SCALED = 1e150
 
 SCALE = one_of("clip-minmax", "standard", optional=True)
 METRIC = one_of("euclidean", "cosine")
@@ -110,6 +111,12 @@ def _fit_scale(
     """Measure what `scale` needs to know of the columns."""
     if scale is None:
         return Scaling()
+    largest = max(abs(float(low.min())), abs(float(high.max())))
+    if largest > LARGEST_SCALED:
+        raise InputError(
+            f"The data has the magnitude {largest:.3g}, but scale={scale!r} can take at most "
+            f"{LARGEST_SCALED:g}: use smaller units."
+        )
     mean = np.array([exact_mean(total, len(data)) for total in _column_sums(data, None)])
     std = np.array([math.sqrt(exact_mean(total, len(data))) for total in _column_sums(data, mean)])
     if scale == "standard":
@@ -135,6 +142,7 @@ def _column_sums(data: NDArray[Any], center: NDArray[np.float64] | None) -> list
 
 def _check_array(x: ArrayLike) -> NDArray[Any]:
     """Return `x` as a two-dimensional array of real numbers."""
+    refuse_masked(x)
     data = np.asarray(x)
     if data.ndim != 2 or data.shape[1] == 0:
         raise InputError(
@@ -149,6 +157,16 @@ def _check_array(x: ArrayLike) -> NDArray[Any]:
             "integer or bool: convert it with x.astype('float32')."
         )
     return data
+
+
+def refuse_masked(x: Any) -> None:
+    """Refuse an array with masked entries, which would be read as numbers."""
+    n_masked = int(np.ma.getmaskarray(x).sum()) if np.ma.isMaskedArray(x) else 0
+    if n_masked:
+        raise InputError(
+            f"The data has {n_masked} masked entries, but every value must be there: remove or "
+            "fill such rows first."
+        )
 
 
 def _finite_limits(data: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -1,7 +1,7 @@
 """`SPORE`, a scikit-learn clusterer for arrays in memory.
 
 Reads an array, leaves its results in attributes. Memory: the neighbour graph, 8 or 12 bytes for
-each of N * (K + 1) entries, and two copies of the data.
+each of N * (K + 1) entries, two copies of the data, and 100 bytes a point.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.utils.validation import validate_data
 
 from spore_dask.clustering import cluster_rows
-from spore_dask.coordinates import check_options, working_coordinates
+from spore_dask.coordinates import check_options, refuse_masked, working_coordinates
 from spore_dask.params import Params
 from spore_dask.search import KNN, neighbor_rows
 
@@ -90,6 +90,7 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
+        *,
         min_cluster_size: float = 0.45,
         density_neighbors: int | None = None,
         expansion_neighbors: int | None = None,
@@ -105,7 +106,6 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         max_scr_rounds: int = 10,
         seeding_order: str = "density",
         post_reassignment_policy: str = "noise",
-        *,
         knn: str = "auto",
         metric: str = "euclidean",
         scale: str | None = None,
@@ -137,6 +137,7 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         asked = Params(**{name: getattr(self, name) for name in names})
         KNN.check("knn", self.knn)
         check_options(self.scale, self.metric)
+        refuse_masked(X)
         data = validate_data(
             self, X, dtype="numeric", ensure_all_finite=False, ensure_min_samples=2
         )

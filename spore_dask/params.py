@@ -13,56 +13,77 @@ from typing import Any
 
 from spore_dask.errors import ParameterError
 
+LARGEST_COUNT = 2**63 - 1
+
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """What one parameter may be: a sentence for the reader, a test for the machine."""
+    """What one parameter may be."""
 
     text: str
+    """The allowed values, for the reader."""
     allows: Callable[[Any], bool]
+    """Whether a value is allowed."""
+    convert: Callable[[Any], Any] = str
+    """What makes a plain Python value of an allowed one."""
     optional: bool = False
+    """Whether None is allowed."""
 
-    def check(self, name: str, value: Any) -> None:
-        """Raise `ParameterError` unless `value` is allowed."""
-        if (value is None and self.optional) or self.allows(value):
-            return
+    def check(self, name: str, value: Any) -> Any:
+        """Return `value` as a plain Python value, or raise `ParameterError`."""
+        if value is None and self.optional:
+            return None
+        if self.allows(value):
+            return self.convert(value)
         allowed = f"{self.text} or None" if self.optional else self.text
         raise ParameterError(f"{name} is {value!r}, but it must be {allowed}.")
 
 
 def _is_count(value: Any, at_least: int = 1) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= at_least
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    return whole and at_least <= int(value) <= LARGEST_COUNT
 
 
 def _is_real(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
 
 
-def _count(optional: bool = True) -> Range:
-    return Range("a whole number >= 1", _is_count, optional)
+def _count(at_least: int = 1, optional: bool = True) -> Range:
+    text = f"a whole number in [{at_least}, 2**63)"
+    return Range(text, lambda v: _is_count(v, at_least), int, optional)
 
 
 def _interval(low: float, high: float, optional: bool) -> Range:
-    return Range(
-        f"a number in [{low:g}, {high:g}]", lambda v: _is_real(v) and low <= v <= high, optional
-    )
+    text = f"a number in [{low:g}, {high:g}]"
+    return Range(text, lambda v: _is_real(v) and low <= v <= high, float, optional)
 
 
 def one_of(*choices: str, optional: bool = False) -> Range:
     """Allow exactly these words."""
     text = "one of " + ", ".join(map(repr, choices))
-    return Range(text, lambda v: isinstance(v, str) and v in choices, optional)
+    return Range(text, lambda v: isinstance(v, str) and v in choices, str, optional)
 
 
 def _is_cluster_size(value: Any) -> bool:
-    return _is_real(value) and (0 <= value < 1 or (value >= 1 and float(value).is_integer()))
+    if not _is_real(value):
+        return False
+    return 0 <= value < 1 or (1 <= value <= LARGEST_COUNT and float(value).is_integer())
 
 
-SEED = Range("a whole number >= 0", lambda v: _is_count(v, 0))
+def _cluster_size(value: Any) -> float:
+    return int(value) if value >= 1 else float(value)
+
+
+_NUMBER = Range("a finite number", _is_real, float, optional=True)
 
 RANGES = {
     "min_cluster_size": Range(
-        "an exponent in [0, 1) or a whole number >= 1", _is_cluster_size, optional=False
+        "an exponent in [0, 1) or a whole number in [1, 2**63)", _is_cluster_size, _cluster_size
     ),
     "density_neighbors": _count(),
     "expansion_neighbors": _count(),
@@ -72,19 +93,19 @@ RANGES = {
     "retention_rate": _interval(0, 1, optional=True),
     "min_retained": _count(optional=False),
     "z_percentile": _interval(0, 100, optional=False),
-    "z": Range("a finite number", _is_real, optional=True),
+    "z": _NUMBER,
     "max_z_percentile": _interval(0, 100, optional=False),
-    "max_z": Range("a finite number", _is_real, optional=True),
-    "max_scr_rounds": Range("a whole number >= 0", lambda v: _is_count(v, 0)),
+    "max_z": _NUMBER,
+    "max_scr_rounds": _count(at_least=0, optional=False),
     "seeding_order": one_of("density", "random", "none"),
     "post_reassignment_policy": one_of("noise", "none"),
-    "seed": SEED,
+    "seed": _count(at_least=0, optional=False),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Params:
-    """SPORE's parameters as a user gives them, checked on creation.
+    """SPORE's parameters as a user gives them, checked on creation; None means the default.
 
     The names are those of the author's package, so that its users can switch.
     """
@@ -123,8 +144,10 @@ class Params:
     """Seed of the "random" seeding order, and of every other random choice."""
 
     def __post_init__(self) -> None:
-        for name, allowed in RANGES.items():
-            allowed.check(name, getattr(self, name))
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            plain = RANGES[field.name].check(field.name, field.default if value is None else value)
+            object.__setattr__(self, field.name, plain)
 
     @classmethod
     def from_keywords(cls, keywords: dict[str, Any]) -> Params:
@@ -182,20 +205,35 @@ class ResolvedParams:
     """Parameters for one number of points: counts are final, percentiles await the distances."""
 
     n_points: int
+    """N."""
     min_cluster_size: int
+    """M, a count."""
     density_neighbors: int
+    """kd."""
     expansion_neighbors: int
+    """ke."""
     reassignment_neighbors: int
+    """kr."""
     k: int
+    """K, the neighbours that the graph must have."""
     min_retained: int
+    """Survivors that a point needs to expand."""
     z_percentile: float
+    """Used where `z` is None."""
     z: float | None
+    """Expansion threshold in deviations, if given."""
     max_z_percentile: float
+    """Used where `max_z` is None."""
     max_z: float | None
+    """Gate of reassignment in deviations, if given."""
     max_scr_rounds: int
+    """Passes of reassignment at most."""
     seeding_order: str
+    """"density", "random" or "none"."""
     post_reassignment_policy: str
+    """"noise" or "none"."""
     seed: int
+    """Seed of every random choice."""
 
 
 def _resolve_cluster_size(value: float, n_points: int) -> int:

@@ -1,7 +1,8 @@
 """Nearest neighbours of points in memory: cells of a k-d tree, blocked products, or pynndescent.
 
 Reads working coordinates, writes rows of the neighbour graph. Memory beside the graph: a copy of
-the points, and for each thread the buffers of one cell or one block.
+the points, and for each thread the buffers of one cell or one block; where large groups of copies
+are left out of the search, a second graph for a moment.
 """
 
 from __future__ import annotations
@@ -222,7 +223,8 @@ def _search_products(
             products = centred[part] @ centred[block].T
             margins = relative * (lengths[part] + lengths[block].max()) ** 2 + absolute
             screen(products, points, part, start, squares, margins.astype(points.dtype), k, buffers)
-        finish(buffers, part, k, neighbors, distances)
+        if finish(buffers, part, k, neighbors, distances) < len(part):
+            raise RuntimeError("a row of the neighbour graph is not full")
 
     with threadpool_limits(limits=1, user_api="blas"):
         in_threads(search_part, range(0, len(queries), QUERIES_PER_TASK))
@@ -238,9 +240,11 @@ def _search_pynndescent(
     from pynndescent import NNDescent  # compiles for seconds: only where it is used
 
     k = neighbors.shape[1] - 1
+    low, high = column_limits(points)
+    centred = ((points - low) / np.max(high - low)).astype(np.float32)  # all that it computes in
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # rows that it leaves short are completed below
-        index = NNDescent(points, n_neighbors=min(k + 1, len(points) - 1), random_state=seed)
+        index = NNDescent(centred, n_neighbors=k + 1, random_state=seed % 2**32)
     candidates = index.neighbor_graph[0]
     queries = np.arange(len(points))
     short = []

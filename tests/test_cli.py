@@ -1,5 +1,7 @@
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -9,8 +11,8 @@ from spore_dask import cli
 
 
 def test_version_of_the_installed_command():
-    command = [sys.executable, "-c", "from spore_dask.cli import main; main()", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = Path(sys.executable).with_name("spore-dask")
+    done = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"spore-dask, version {spore_dask.__version__}"
 
 
@@ -30,3 +32,16 @@ def test_an_expected_error_is_one_sentence(monkeypatch, capsys):
     printed = capsys.readouterr().err
     assert printed.startswith("spore-dask: ")
     assert "Traceback" not in printed
+
+
+def test_where_nothing_may_be_written_kernels_are_not_cached():
+    program = (
+        "import numpy, spore_dask.kernels.sums as s; print(s.exact_sum(numpy.ones(3)) >> 1074)"
+    )
+    no_place = os.environ | {"NUMBA_CACHE_LOCATOR_CLASSES": "IPythonCacheLocator"}
+    plain = "import numba; numba.njit(cache=True)(lambda: 1)"
+    command = [sys.executable, "-c"]
+    refused = subprocess.run([*command, plain], env=no_place, capture_output=True, check=False)
+    assert b"cannot cache" in refused.stderr
+    done = subprocess.run([*command, program], env=no_place, capture_output=True, check=True)
+    assert done.stdout.strip() == b"3"

@@ -203,8 +203,10 @@ def graph():
 def test_number_dtypes_and_layouts(graph, number):
     neighbors, distances, points = graph
     expected = naive.cluster_graph(neighbors, distances, points)
-    layouts = np.asfortranarray(neighbors.astype(number)), distances[::1], points.tolist()
+    layouts = np.asfortranarray(neighbors.astype(number)), distances, points.tolist()
     np.testing.assert_array_equal(cluster_graph(*layouts), expected)
+    swapped = neighbors.astype(np.dtype(number).newbyteorder()), distances.astype(">f8"), points
+    np.testing.assert_array_equal(cluster_graph(*swapped), expected)
 
 
 def spoil(array, place, value):
@@ -229,6 +231,7 @@ def spoil(array, place, value):
         (lambda n, d, p: (n, spoil(d, (2, 1), 9.0), p), "Row 2"),
         (lambda n, d, p: (n, spoil(d, (2, 1), np.nan), p), "Row 2"),
         (lambda n, d, p: (n, spoil(d, (2, slice(1, None)), np.inf), p), "Row 2"),
+        (lambda n, d, p: (n, spoil(d, (2, slice(1, None)), 1e200 * d[2, 1:]), p), "Row 2"),
         (lambda n, d, p: (n, spoil(d, (2, 0), -1.0), p), "Row 2"),
         (lambda n, d, p: (n, d, spoil(p, (1, 1), np.nan)), "Row 1, column 1"),
     ],
@@ -236,6 +239,37 @@ def spoil(array, place, value):
 def test_a_bad_graph_gets_one_sentence(graph, change, words):
     with pytest.raises(InputError, match=words):
         cluster_graph(*change(*graph))
+
+
+def test_a_point_named_twice_is_refused_before_it_does_harm():
+    n_points = 1000
+    first = np.arange(n_points)
+    nexts = (first[:, None] + np.repeat(np.arange(1, 9), 8)) % n_points
+    neighbors = np.column_stack((first, nexts))
+    distances = np.tile(np.append(0.0, np.linspace(1, 2, 64)), (n_points, 1))
+    with pytest.raises(InputError, match=r"Row \d+ of the graph names a point twice"):
+        cluster_graph(neighbors, distances, first[:, None] * 1.0, expansion_neighbors=60, z=5)
+
+
+def test_a_bad_graph_of_identical_points(graph):
+    neighbors, distances, points = graph
+    with pytest.raises(InputError, match="Row 3"):
+        cluster_graph(spoil(neighbors, (3, 0), 4), distances, np.zeros_like(points))
+
+
+def test_many_pieces_of_seeds(monkeypatch):
+    points = np.random.default_rng(1).normal(size=(300, 2))
+    neighbors, distances = naive.neighbor_rows(points, 20)
+    config = {"retention_rate": 0.5, "max_scr_rounds": 0, "post_reassignment_policy": "none"}
+    expected = cluster_graph(neighbors, distances, points, **config)
+    monkeypatch.setattr(module, "SEEDS_PER_PIECE", 7)
+    params = Params(**config).resolve(300)
+    rows = neighbors[:, : params.k + 1], distances[:, : params.k + 1]
+    found = module.cluster_rows(*rows, points, params)
+    np.testing.assert_array_equal(found.labels, expected)
+    details = naive.cluster_graph_details(neighbors, distances, points, **config)[2]
+    assert len(details) > 14
+    np.testing.assert_array_equal(found.clusters["mean"], [each["mean"] for each in details])
 
 
 def test_a_bad_parameter(graph):

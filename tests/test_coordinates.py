@@ -112,6 +112,29 @@ def test_bad_data_gets_one_sentence(x, words):
         working_coordinates(x)
 
 
+def test_masked_entries_are_refused():
+    x = np.ma.masked_greater(np.arange(6.0).reshape(3, 2), 4)
+    with pytest.raises(InputError, match="1 masked entries"):
+        working_coordinates(x)
+    assert working_coordinates(np.ma.array(x.data)).shape == (3, 2)
+
+
+@pytest.mark.parametrize("scale", ["clip-minmax", "standard"])
+def test_scaling_has_a_limit(scale):
+    with pytest.raises(InputError, match="smaller units"):
+        working_coordinates([[0.0], [1e160]], scale)
+    assert np.isfinite(working_coordinates([[-1e149], [1e149]], scale)).all()
+
+
+@pytest.mark.parametrize("exponent", [-700, -300, 300, 700])
+def test_cosine_of_extreme_lengths(exponent):
+    x = np.random.default_rng(0).normal(size=(50, 3))
+    expected = working_coordinates(x, metric="cosine")
+    np.testing.assert_array_equal(
+        working_coordinates(np.ldexp(x, exponent), metric="cosine"), expected
+    )
+
+
 def test_a_zero_vector_is_named():
     with pytest.raises(InputError, match="Row 1 of the data is a zero vector"):
         working_coordinates([[1.0, 0.0], [0.0, 0.0]], metric="cosine")

@@ -75,9 +75,9 @@ def test_cosine_ignores_length():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 4))
     lengths = 2.0 ** rng.integers(-3, 4, (200, 1))
-    np.testing.assert_array_equal(
-        SPORE(metric="cosine").fit_predict(x), SPORE(metric="cosine").fit_predict(x * lengths)
-    )
+    labels = SPORE(metric="cosine").fit_predict(x)
+    np.testing.assert_array_equal(labels, naive.cluster(x, metric="cosine"))
+    np.testing.assert_array_equal(SPORE(metric="cosine").fit_predict(x * lengths), labels)
 
 
 def test_random_seeds_matter_and_repeat():
@@ -130,6 +130,7 @@ def test_constant_data_is_one_cluster():
         (np.zeros((1, 2)), ValueError, "minimum of 2"),
         (np.zeros((0, 2)), ValueError, "minimum of 2"),
         (np.zeros((2, 2, 2)), ValueError, "dim 3"),
+        (np.ma.masked_less(np.eye(3), 1), InputError, "6 masked"),
     ],
 )
 def test_bad_data(x, error, words):

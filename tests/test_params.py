@@ -1,5 +1,6 @@
 import dataclasses
 import inspect
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -40,23 +41,25 @@ BAD = [
     ("min_cluster_size", -0.1),
     ("min_cluster_size", 2.5),
     ("min_cluster_size", float("nan")),
-    ("min_cluster_size", None),
+    ("min_cluster_size", 10**400),
     ("density_neighbors", 0),
     ("expansion_neighbors", 3.0),
     ("reassignment_neighbors", -1),
     ("max_connectivity", 0),
-    ("min_connectivity", None),
+    ("min_connectivity", 2**63),
     ("retention_rate", 1.01),
     ("min_retained", 0),
+    ("min_retained", 10**30),
     ("z_percentile", 101),
     ("z_percentile", "50"),
     ("z", float("inf")),
+    ("z", 10**400),
     ("max_z_percentile", -1),
     ("max_z", "high"),
     ("max_scr_rounds", -1),
     ("max_scr_rounds", True),
     ("seeding_order", "densest"),
-    ("post_reassignment_policy", None),
+    ("post_reassignment_policy", 3),
     ("seed", -1),
     ("seed", 0.5),
 ]
@@ -91,6 +94,22 @@ def test_too_few_points(n_points):
 def test_numpy_numbers_are_numbers():
     params = Params(min_cluster_size=np.float32(0.5), expansion_neighbors=np.int64(5), z=np.int8(1))
     assert params.resolve(np.int64(100)).expansion_neighbors == 5
+
+
+def test_values_become_plain_numbers():
+    params = Params(
+        z_percentile=Fraction(50), retention_rate=np.float32(0.7), min_retained=np.int8(2)
+    )
+    assert type(params.z_percentile) is type(params.retention_rate) is float
+    assert type(params.min_retained) is int
+    same = Params(retention_rate=float(np.float32(0.7)), expansion_neighbors=10)
+    given = Params(retention_rate=np.float32(0.7), expansion_neighbors=10)
+    assert given == same
+    assert given.resolve(100) == same.resolve(100)
+
+
+def test_none_means_the_default():
+    assert Params(**{field.name: None for field in dataclasses.fields(Params)}) == Params()
 
 
 def test_params_are_frozen():

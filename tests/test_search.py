@@ -65,6 +65,19 @@ def test_many_cells_equal_brute_force(kind, dtype, shape, k):
     assert_rows_equal(by_products(points, k), points, k)
 
 
+def test_a_full_grid_needs_bounds_that_are_not_too_large():
+    nodes = np.stack(np.meshgrid(*[np.arange(12)] * 3), axis=-1).reshape(-1, 3)
+    points = np.random.default_rng(0).permutation(nodes).astype(np.float32)
+    rows = neighbor_rows(points, 6, "exact")
+    assert_rows_equal((rows.neighbors, rows.distances), points, 6)
+
+
+def test_products_need_their_margin():
+    rng = np.random.default_rng(0)
+    points = (1e4 * rng.integers(0, 2, (800, 1)) + rng.random((800, 64))).astype(np.float32)
+    assert_rows_equal(by_products(points, 10), points, 10)
+
+
 def test_a_tie_of_rounded_distances_goes_to_the_lower_row():
     base = np.float64(1) + np.finfo(np.float64).eps
     points = np.array([[0.0, 0.0], [np.nextafter(base, 2), 0.0], [base, 0.0], [1.0, 1.5e-8]])
@@ -137,6 +150,9 @@ def test_approximate_rows_are_sorted_full_and_close():
     assert (np.diff(found.distances, axis=1) >= 0).all()
     assert (found.neighbors[:, 0] == np.arange(5000)).all()
     assert all(len(set(row)) == 16 for row in found.neighbors.tolist())
+    far = neighbor_rows(points.astype(np.float64) + 1e8, 15, "approximate", seed=2**40)
+    pairs = zip(far.neighbors, exact.neighbors, strict=True)
+    assert np.mean([len(np.intersect1d(*pair)) for pair in pairs]) / 16 > 0.95
     again = neighbor_rows(points, 15, "approximate", seed=1)
     np.testing.assert_array_equal(found.neighbors, again.neighbors)
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, uintp
+from numba import uintp
 from numpy.typing import NDArray
 
+from spore_dask.kernels.compiling import kernel, part
 from spore_dask.kernels.nearest import cut, finish, put, reset
 
 POINTS_PER_CELL = 80
@@ -59,7 +60,7 @@ def cell_starts(n_points: int, levels: int) -> NDArray[np.int64]:
     return starts
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def split(points, order, starts):
     """Reorder `order` so that its parts between `starts` are the cells of a k-d tree.
 
@@ -79,7 +80,7 @@ def split(points, order, starts):
         width //= 2
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _widest_column(points, order):
     """Return the column with the largest range over a regular sample of the points."""
     step = max(1, order.size // SPREAD_SAMPLE)
@@ -95,7 +96,7 @@ def _widest_column(points, order):
     return best
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _select_key(keys, order, middle):
     """Bring the `middle` smallest keys to the front, moving `order` along."""
     first, last = 0, keys.size - 1
@@ -119,7 +120,7 @@ def _select_key(keys, order, middle):
             first = j + 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def fill_cells(points, cells, first_cell, last_cell):
     """Copy the points of some cells column by column, and take their boxes."""
     n_columns = points.shape[1]
@@ -139,7 +140,7 @@ def fill_cells(points, cells, first_cell, last_cell):
                 high[column] = max(high[column], value)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def fill_boxes(cells):
     """Take the boxes of the inner nodes from those of the cells."""
     for node in range(cells.starts.size - 3, -1, -1):
@@ -149,7 +150,7 @@ def fill_boxes(cells):
             cells.high[node, column] = max(cells.high[left, column], cells.high[right, column])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def search_homes(cells, first_home, last_home, k, buffers, neighbors, distances):
     """Find the k nearest others of every point in a range of home cells.
 
@@ -169,7 +170,7 @@ def search_homes(cells, first_home, last_home, k, buffers, neighbors, distances)
             raise RuntimeError("a row of the neighbour graph is not full")
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def search(cells, home, k, buffers):
     """Collect in `buffers` the k nearest others of every point in one home cell.
 
@@ -193,7 +194,7 @@ def search(cells, home, k, buffers):
     return n_compared
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _window(cells, home, k):
     """Return a range of cells around home that holds more than k points."""
     n_cells = cells.starts.size - 1
@@ -203,7 +204,7 @@ def _window(cells, home, k):
     return first, last
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _cells_within(cells, home, limit, first, last):
     """List the cells outside [first, last) whose box is within the limit of that of home."""
     low, high = cells.low, cells.high
@@ -228,7 +229,7 @@ def _cells_within(cells, home, limit, first, last):
     return found[:n_found], bounds[:n_found]
 
 
-@njit(cache=True, nogil=True, inline="always")
+@part
 def _box_bound(low, high, node, other):
     """Return a squared distance that no pair of points from two boxes is computed below."""
     total = low[node, 0] - low[node, 0]
@@ -239,7 +240,7 @@ def _box_bound(low, high, node, other):
     return total
 
 
-@njit(cache=True, nogil=True, inline="always")
+@part
 def _point_bound(columns, place, step, low, high, node):
     """Return the same for a box and a point whose columns are at `place`, `place + step`, ..."""
     total = low[node, 0] - low[node, 0]
@@ -251,7 +252,7 @@ def _point_bound(columns, place, step, low, high, node):
     return total
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _visit(cells, home, cell, k, buffers, squared):
     """Offer the points of a cell to the points of the home cell that it may concern."""
     starts, rows, columns, low, high = cells
@@ -279,7 +280,7 @@ def _visit(cells, home, cell, k, buffers, squared):
     return n_compared
 
 
-@njit(cache=True, nogil=True, inline="always")
+@part
 def _measure(columns, place, step, first, size, n_columns, limit, squared):
     """Fill `squared` with the squared distances of one point to the points of a cell.
 

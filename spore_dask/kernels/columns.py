@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from spore_dask.kernels.compiling import kernel
 
 
 def column_limits(data: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -17,7 +18,7 @@ def column_limits(data: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     return data.min(axis=0), data.max(axis=0)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _limits(data):
     low, high = data[0].copy(), data[0].copy()
     finite = np.ones(data.shape[1], np.bool_)
@@ -30,7 +31,7 @@ def _limits(data):
     return np.where(finite, low, np.nan), np.where(finite, high, np.nan)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def smallest_magnitude(data):
     """Return the least magnitude of the values that are not 0, or infinity."""
     least = np.inf

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from spore_dask.kernels.compiling import kernel
 
 
 def large_groups(points: NDArray[np.floating], larger_than: int) -> list[NDArray[np.int64]]:
@@ -36,7 +37,7 @@ def _equal_rows(bits: NDArray[Any], rows: NDArray[np.int64]) -> list[NDArray[np.
     return [rows[group == number] for number in range(group.max() + 1)]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def hash_rows(bits):
     """Hash the bits of each row to 64 bits."""
     hashes = np.empty(bits.shape[0], np.uint64)

@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from spore_dask.kernels.compiling import kernel, part
 from spore_dask.kernels.machine import prefetch_row
 from spore_dask.kernels.rows import count_copies
 
@@ -49,6 +49,7 @@ SETTINGS = np.dtype(
 """What stays the same during one expansion."""
 
 DONE = -1
+REPEATED = -2
 LOOKAHEAD = 4
 UNASSIGNED = -1
 
@@ -78,7 +79,7 @@ class Growth(NamedTuple):
     """CLUSTER records of the finished clusters, `n_closed` of them; room for one a seed."""
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def expand(settings, seeds, slots, growth):
     """Grow a cluster from each seed in turn that no earlier cluster has taken.
 
@@ -94,7 +95,8 @@ def expand(settings, seeds, slots, growth):
     Returns
     -------
     int
-        -1 when every seed of the piece is done, else the shard that must be brought first.
+        -1 when every seed of the piece is done, -2 when the row of the point at the head of the
+        queue names a point twice, else the shard that must be brought first.
     """
     slot_of_shard, rows_per_shard, neighbors, distances = slots
     state, labels, queue, closed = growth
@@ -115,8 +117,9 @@ def expand(settings, seeds, slots, growth):
                 soon = _row_of(slot_of_shard, rows_per_shard, queue[now.head + LOOKAHEAD])
                 _prefetch(neighbors, distances, soon, reach)
             n_kept = _choose(now, setting, neighbors, distances, row, labels, kept)
-            if n_kept >= setting.min_retained:
-                _admit(now, neighbors, distances, row, kept, n_kept, labels, queue)
+            enough = n_kept >= setting.min_retained
+            if enough and not _admit(now, neighbors, distances, row, kept, n_kept, labels, queue):
+                return REPEATED
             now.head += 1
         _close_cluster(now, queue, closed)
 
@@ -125,7 +128,7 @@ def expand(settings, seeds, slots, growth):
 # out of a tuple in a loop, costs more than what the parts do.
 
 
-@njit(cache=True, nogil=True, inline="always")
+@part
 def _row_of(slot_of_shard, rows_per_shard, point):
     """Return where the row of a point is at hand, or -1."""
     shard = np.int64(point) // rows_per_shard
@@ -133,7 +136,7 @@ def _row_of(slot_of_shard, rows_per_shard, point):
     return np.int64(point) + (slot - shard) * rows_per_shard if slot >= 0 else -1
 
 
-@njit(cache=True, nogil=True, inline="always")
+@part
 def _prefetch(neighbors, distances, row, reach):
     """Ask for a row that is wanted soon, if it is at hand."""
     if row >= 0:
@@ -141,7 +144,7 @@ def _prefetch(neighbors, distances, row, reach):
         prefetch_row(distances, row, reach)
 
 
-@njit(cache=True, nogil=True, inline="always")
+@part
 def _begin_cluster(now, setting, seeds, labels, queue):
     """Queue the next unassigned seed; False when there is none."""
     found = False
@@ -159,7 +162,7 @@ def _begin_cluster(now, setting, seeds, labels, queue):
     return found
 
 
-@njit(cache=True, nogil=True, inline="always")
+@part
 def _choose(now, setting, neighbors, distances, row, labels, kept):
     """List in `kept` the places in a row that are free and fit the cluster; return how many."""
     mean = now.mean
@@ -174,26 +177,30 @@ def _choose(now, setting, neighbors, distances, row, labels, kept):
     return n_kept
 
 
-@njit(cache=True, nogil=True, inline="always")
+@part
 def _admit(now, neighbors, distances, row, kept, n_kept, labels, queue):
-    """Queue the chosen neighbours, and recalibrate the cluster's statistics."""
+    """Queue the chosen neighbours, and recalibrate the cluster; False if one is named twice."""
     mean = now.mean
     total = 0.0
     squares = 0.0
     n_before = now.tail
+    once = True
     for i in range(n_kept):
         distance = np.float64(distances[row, kept[i]])
         point = neighbors[row, kept[i]]
         total += distance
         squares += (distance - mean) * (distance - mean)
-        labels[point] = now.cluster
-        queue[n_before + i] = point
+        once = once and labels[point] == UNASSIGNED
+        if once:
+            labels[point] = now.cluster
+            queue[n_before + i] = point
     now.tail = n_before + n_kept
     now.std = np.sqrt((now.std * now.std * n_before + squares) / now.tail)
     now.mean = (mean * n_before + total) / now.tail
+    return once
 
 
-@njit(cache=True, nogil=True, inline="always")
+@part
 def _close_cluster(now, queue, closed):
     """Record the cluster whose queue has run out, and stand ready for the next."""
     record = closed[now.n_closed]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from spore_dask.kernels.compiling import part
 
 CACHE_LINE_NBYTES = 64
 
@@ -39,7 +41,7 @@ def prefetch(typing_context, array, index):
     return types.void(array, types.int64), generate
 
 
-@njit(cache=True, nogil=True, inline="always")
+@part
 def prefetch_row(array, row, n_entries):
     """Ask the processor to fetch the first entries of a row of a two-dimensional array."""
     first = np.int64(row) * (array.strides[0] // array.itemsize)

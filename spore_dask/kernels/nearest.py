@@ -12,8 +12,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from spore_dask.kernels.compiling import kernel, part
 
 BUFFER_FACTOR = 3
 SHORT = 16
@@ -47,14 +48,14 @@ def new_buffers(n_queries: int, k: int, dtype: np.dtype[Any], number_dtype: Any)
     )
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def reset(buffers):
     """Empty the buffers."""
     buffers.counts[:] = 0
     buffers.limits[:] = np.inf
 
 
-@njit(cache=True, nogil=True, inline="always")
+@part
 def put(distances, numbers, counts, limits, capacity, query, squared, number):
     """Take a candidate if it is within the limit of its query; True when the buffer is full then.
 
@@ -70,7 +71,7 @@ def put(distances, numbers, counts, limits, capacity, query, squared, number):
     return full
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def cut(buffers, query, k):
     """Keep the k nearest candidates of a query, and lower its limit to the k-th distance."""
     capacity, distances, numbers, counts, limits, slack = buffers
@@ -83,7 +84,7 @@ def cut(buffers, query, k):
     limits[query] = farthest * farthest * slack[0] + slack[1]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def finish(buffers, rows, k, neighbors, distances):
     """Write the k nearest of each query, in order, behind the first entry of its row.
 
@@ -104,7 +105,7 @@ def finish(buffers, rows, k, neighbors, distances):
     return n_written
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def measure(points, queries, candidates, k, buffers):
     """Offer to each query its own candidates, by direct distance; passes over -1 and itself."""
     capacity, distances, numbers, counts, limits, _ = buffers
@@ -118,7 +119,7 @@ def measure(points, queries, candidates, k, buffers):
                 cut(buffers, q, k)
 
 
-@njit(cache=True, nogil=True, inline="always")
+@part
 def squared_distance(points, left, right):
     """Return the squared distance of two points, summed column by column in their dtype."""
     total = points[left, 0] - points[left, 0]
@@ -128,13 +129,13 @@ def squared_distance(points, left, right):
     return total
 
 
-@njit(cache=True, nogil=True, inline="always")
+@part
 def _swap(distances, numbers, i, j):
     distances[i], distances[j] = distances[j], distances[i]
     numbers[i], numbers[j] = numbers[j], numbers[i]
 
 
-@njit(cache=True, nogil=True, inline="always")
+@part
 def _partition(distances, numbers, first, last):
     """Bring the middle one of the entries first..last to its place, and return that place.
 
@@ -153,7 +154,7 @@ def _partition(distances, numbers, first, last):
     return place
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _select(distances, numbers, first, last, wanted):
     """Bring the entry that belongs at `wanted` there, smaller ones before, larger ones behind."""
     while first < last:
@@ -166,7 +167,7 @@ def _select(distances, numbers, first, last, wanted):
             first = place + 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _sort(distances, numbers, first, last):
     """Sort the entries first..last: quicksort down to short runs, then insertion."""
     stack = np.empty((64, 2), np.int64)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from spore_dask.kernels.columns import column_limits
+from spore_dask.kernels.compiling import kernel
 from spore_dask.kernels.rows import count_copies
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def densities(distances, density_neighbors, extent):
     """Return the density of each row of `distances` (float64): rank over relative distance."""
     density = np.empty(distances.shape[0], np.float64)

@@ -6,12 +6,11 @@ could be within the k-th distance, given that bound, is measured by direct subtr
 
 from __future__ import annotations
 
-from numba import njit
-
+from spore_dask.kernels.compiling import kernel
 from spore_dask.kernels.nearest import cut, put, squared_distance
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def screen(products, points, queries, first, squares, margins, k, buffers):
     """Offer to each query the points of one block that its product does not rule out.
 

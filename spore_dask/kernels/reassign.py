@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from spore_dask.kernels.compiling import kernel, part
 from spore_dask.kernels.machine import prefetch_row
 from spore_dask.kernels.rows import count_copies
 
@@ -42,7 +42,7 @@ class Gates(NamedTuple):
     """Neighbours that are asked, counted behind the point's copies."""
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def vote(fragments, gates, labels, rounds, this_round):
     """Let each fragment of one piece take the winning label at once; return how many did.
 
@@ -91,7 +91,7 @@ def vote(fragments, gates, labels, rounds, this_round):
     return n_changed
 
 
-@njit(cache=True, nogil=True, inline="always")
+@part
 def _any_news(neighbors, row, first, last, rounds, this_round):
     """Tell whether a neighbour has taken a label since this fragment's vote in the last round.
 
@@ -103,7 +103,7 @@ def _any_news(neighbors, row, first, last, rounds, this_round):
     return latest >= min(this_round, LAST_ROUND_KEPT) - 1
 
 
-@njit(cache=True, nogil=True, inline="always")
+@part
 def _count_votes(votes, met, n_met):
     """Return the label with most votes, the one met first on a tie, and clear the votes."""
     winner = met[0]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numba import njit
+from spore_dask.kernels.compiling import kernel, part
+
+LARGEST_DISTANCE = 1e154
+"""Squares of larger ones are beyond float64."""
 
 
-@njit(cache=True, nogil=True, inline="always")
+@part
 def count_copies(distances, row):
     """Count the leading entries of a row at distance 0: the point itself and its copies."""
     count = 1
@@ -15,7 +17,7 @@ def count_copies(distances, row):
     return count
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def first_bad_row(neighbors, distances):
     """Return the first row that does not list itself and then others in order, or -1."""
     n_points, width = neighbors.shape
@@ -26,6 +28,6 @@ def first_bad_row(neighbors, distances):
             farther = distances[i, j - 1] < distance
             level = (distances[i, j - 1] == distance) & ((neighbors[i, j - 1] < number) | (j == 1))
             good &= (farther | level) & (number != i) & (number >= 0) & (number < n_points)
-        if not (good and distances[i, width - 1] < np.inf):
+        if not (good and distances[i, width - 1] < LARGEST_DISTANCE):
             return i
     return -1

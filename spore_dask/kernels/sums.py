@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from spore_dask.kernels.compiling import kernel
 from spore_dask.kernels.machine import bits_of
 
 UNIT_EXPONENT = 1074
@@ -53,7 +53,7 @@ def _collect(bins: NDArray[np.int64]) -> int:
     return total
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _accumulate(values, center, squared):
     """Add up mantissas per exponent, in two halves that cannot overflow below 2**36 terms."""
     bins = np.zeros((2048, 2), np.int64)
