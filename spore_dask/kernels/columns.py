@@ -1,4 +1,7 @@
-"""Least and largest values of columns, and the smallest magnitude, each in one pass."""
+"""Least and largest values of columns, and the smallest magnitude, each in one pass.
+
+Memory: a few numbers a column.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 A product gives a squared distance up to a rounding error that has a bound; every candidate that
 could be within the k-th distance, given that bound, is measured by direct subtraction.
+Memory: the buffers of the queries.
 """
 
 from __future__ import annotations
