@@ -20,7 +20,7 @@ from spore_dask.errors import ParameterError
 from spore_dask.kernels import cells as tree
 from spore_dask.kernels.columns import column_limits, smallest_magnitude
 from spore_dask.kernels.copies import large_groups
-from spore_dask.kernels.nearest import finish, measure, new_buffers
+from spore_dask.kernels.nearest import count_at_zero, finish, measure, new_buffers
 from spore_dask.kernels.products import screen
 from spore_dask.params import one_of
 from spore_dask.threads import in_threads
@@ -73,7 +73,9 @@ def neighbor_rows(points: NDArray[np.floating], k: int, knn: str = "auto", seed:
         raise ParameterError(
             f"k is {k}, but with {len(points)} points it must be in [1, {len(points) - 1}]."
         )
-    groups = [] if _may_vanish(points) else large_groups(points, larger_than=k + 1)
+    groups = large_groups(points, larger_than=k + 1)
+    if groups and _may_vanish(points):
+        groups = [group for group in groups if count_at_zero(points, group[0]) == len(group)]
     if not groups:
         return _search(points, k, knn, seed)
     searched = np.ones(len(points), bool)

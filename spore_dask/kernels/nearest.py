@@ -130,6 +130,15 @@ def squared_distance(points, left, right):
     return total
 
 
+@kernel
+def count_at_zero(points, row):
+    """Count the points whose computed distance from the one at `row` is 0, itself included."""
+    count = 0
+    for i in range(points.shape[0]):
+        count += squared_distance(points, row, i) == 0
+    return count
+
+
 @part
 def _swap(distances, numbers, i, j):
     distances[i], distances[j] = distances[j], distances[i]
