@@ -131,16 +131,16 @@ def _search(points: NDArray[np.floating], k: int, knn: str, seed: int) -> Rows:
     n_points, n_columns = points.shape
     neighbors, distances = _new_arrays(n_points, k, points.dtype)
     small = n_points <= ALWAYS_EXACT_POINTS
-    exact = True
-    if small or (knn != "approximate"):
+    if small or knn != "approximate":
         cells = build_cells(points)
         if small or _cells_prune(points, cells, k):
             _search_cells(points, cells, neighbors, distances)
-            return Rows(neighbors, distances, exact)
-    if knn == "exact" or (knn == "auto" and n_points**2 * n_columns <= AUTO_EXACT_COMPARISONS):
+            return Rows(neighbors, distances, exact=True)
+    affordable = n_points**2 * n_columns <= AUTO_EXACT_COMPARISONS
+    exact = knn == "exact" or (knn == "auto" and affordable)
+    if exact:
         _search_products(points, np.arange(n_points), neighbors, distances)
     else:
-        exact = False
         _search_pynndescent(points, seed, neighbors, distances)
     return Rows(neighbors, distances, exact)
 
