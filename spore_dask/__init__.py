@@ -1,9 +1,42 @@
 """SPORE density-based clustering, exact and fast, built for data larger than memory."""
 
-from spore_dask.clustering import cluster_graph
-from spore_dask.errors import InputError, ParameterError, SporeError
-from spore_dask.estimator import SPORE
-from spore_dask.params import Params
+from __future__ import annotations
 
-__all__ = ["SPORE", "InputError", "ParameterError", "Params", "SporeError", "cluster_graph"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spore_dask.clustering import cluster_graph
+    from spore_dask.errors import InputError, ParameterError, SporeError
+    from spore_dask.estimator import SPORE
+    from spore_dask.graph import Graph, build_graph, plan_graph
+    from spore_dask.params import Params
+
+__all__ = [
+    "SPORE",
+    "Graph",
+    "InputError",
+    "ParameterError",
+    "Params",
+    "SporeError",
+    "build_graph",
+    "cluster_graph",
+    "plan_graph",
+]
 __version__ = "0.1.0"
+
+_HOMES = {
+    "clustering": ["cluster_graph"],
+    "errors": ["InputError", "ParameterError", "SporeError"],
+    "estimator": ["SPORE"],
+    "graph": ["Graph", "build_graph", "plan_graph"],
+    "params": ["Params"],
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that workers load only what they need."""
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"spore_dask.{module}"), name)
+    raise AttributeError(f"module 'spore_dask' has no attribute {name!r}")

@@ -1,7 +1,9 @@
 """Working coordinates: what the algorithm sees of the input.
 
 Input, then scaling, then L2-normalisation for cosine, all in float64, rounded once to the working
-dtype. Goes through the input in blocks of rows: memory is the result and one float64 block.
+dtype. Works on an array in memory, or on one part of the rows at a time: first the `Columns` of the
+parts are measured and added up, then `Transform.apply` makes the coordinates of any part.
+Memory is the result and a float64 block of bounded size.
 """
 
 from __future__ import annotations
@@ -54,17 +56,17 @@ def working_coordinates(
         float64 for float64 input and for integers beyond 2**24, else float32.
     """
     check_options(scale, metric)
-    data = _check_array(x)
-    low, high = _finite_limits(data)
-    transform = _fit_scale(data, scale, low, high)
-    result = np.empty(data.shape, working_dtype(data.dtype, low, high))
-    for rows, block in _blocks(data):
-        block = transform.apply(block)
-        if metric == "cosine":
-            _normalise(block, rows.start)
-        result[rows] = block
-    result += 0.0  # -0.0 becomes 0.0
-    _check_extent(result)
+    refuse_masked(x)
+    data = np.asarray(x)
+    check_array(data.shape, data.dtype)
+    columns = measure_columns(data, with_sums=scale is not None)
+    deviations = None
+    if scale is not None:
+        check_magnitude(columns, scale)
+        deviations = column_deviations(data, columns.means())
+    transform = fit_transform(data.dtype, columns, deviations, scale, metric)
+    result = transform.apply(data)
+    check_extent(*column_limits(result), result.dtype)
     return result
 
 
@@ -85,15 +87,82 @@ def working_dtype(dtype: np.dtype[Any], low: NDArray[Any], high: NDArray[Any]) -
 
 
 @dataclasses.dataclass(frozen=True)
-class Scaling:
-    """Clip, shift and divide columns; an empty one leaves them as they are."""
+class Columns:
+    """What a part of the rows says of the columns; parts add up exactly, in any order."""
 
+    n_rows: int
+    low: NDArray[Any]
+    """Least value of each column."""
+    high: NDArray[Any]
+    """Largest value of each column."""
+    sums: list[int] | None = None
+    """Exact sums, in units of 2**-1074, where scaling needs them."""
+
+    def __add__(self, other: Columns) -> Columns:
+        sums = None
+        if self.sums is not None and other.sums is not None:
+            sums = [a + b for a, b in zip(self.sums, other.sums, strict=True)]
+        low, high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
+        return Columns(self.n_rows + other.n_rows, low, high, sums)
+
+    def means(self) -> NDArray[np.float64]:
+        """Return the mean of each column."""
+        return exact_means(self.sums or [], self.n_rows)
+
+
+def measure_columns(data: NDArray[Any], first_row: int = 0, with_sums: bool = False) -> Columns:
+    """Measure a part of the rows, which begins at `first_row`; every value must be finite."""
+    low, high = _finite_limits(data, first_row)
+    return Columns(len(data), low, high, _column_sums(data, None) if with_sums else None)
+
+
+def column_deviations(data: NDArray[Any], means: NDArray[np.float64]) -> list[int]:
+    """Return the exact sum of each column's squared deviations, to be added over parts."""
+    return _column_sums(data, means)
+
+
+def exact_means(sums: list[int], n_rows: int) -> NDArray[np.float64]:
+    """Return sums over the number of rows, rounded once."""
+    return np.array([exact_mean(total, n_rows) for total in sums])
+
+
+def check_magnitude(columns: Columns, scale: str) -> None:
+    """Refuse values whose squared deviations would overflow."""
+    largest = max(abs(float(columns.low.min())), abs(float(columns.high.max())))
+    if largest > LARGEST_SCALED:
+        raise InputError(
+            f"The data has the magnitude {largest:.3g}, but scale={scale!r} can take at most "
+            f"{LARGEST_SCALED:g}: use smaller units."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Transform:
+    """What makes working coordinates of input rows: clip, shift, divide, normalise, round."""
+
+    dtype: np.dtype[Any]
+    """The working dtype."""
+    metric: str = "euclidean"
     clip_low: NDArray[np.float64] | None = None
     clip_high: NDArray[np.float64] | None = None
     shift: NDArray[np.float64] | None = None
     divisor: NDArray[np.float64] | None = None
 
-    def apply(self, block: NDArray[np.float64]) -> NDArray[np.float64]:
+    def apply(self, data: NDArray[Any], first_row: int = 0) -> NDArray[np.floating]:
+        """Return the working coordinates of a part of the rows, which begins at `first_row`."""
+        result = np.empty(data.shape, self.dtype)
+        if self.shift is None and self.metric == "euclidean":
+            np.copyto(result, data, casting="unsafe")  # the same as by way of float64
+        else:
+            for rows, block in _blocks(data):
+                block = self._scale(block)
+                if self.metric == "cosine":
+                    _normalise(block, first_row + rows.start)
+                result[rows] = block
+        result += 0.0  # -0.0 becomes 0.0
+        return result
+
+    def _scale(self, block: NDArray[np.float64]) -> NDArray[np.float64]:
         """Scale a block of rows in place and return it."""
         if self.clip_low is not None:
             np.clip(block, self.clip_low, self.clip_high, out=block)
@@ -104,27 +173,39 @@ class Scaling:
             block[:, constant] = 0.0
         return block
 
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values that `from_json` makes the same transform of."""
+        fields = dataclasses.asdict(self) | {"dtype": self.dtype.str}
+        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in fields.items()}
 
-def _fit_scale(
-    data: NDArray[Any], scale: str | None, low: NDArray[Any], high: NDArray[Any]
-) -> Scaling:
-    """Measure what `scale` needs to know of the columns."""
-    if scale is None:
-        return Scaling()
-    largest = max(abs(float(low.min())), abs(float(high.max())))
-    if largest > LARGEST_SCALED:
-        raise InputError(
-            f"The data has the magnitude {largest:.3g}, but scale={scale!r} can take at most "
-            f"{LARGEST_SCALED:g}: use smaller units."
-        )
-    mean = np.array([exact_mean(total, len(data)) for total in _column_sums(data, None)])
-    std = np.array([math.sqrt(exact_mean(total, len(data))) for total in _column_sums(data, mean)])
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Transform:
+        """Undo `to_json`."""
+        values: dict[str, Any] = {
+            name: np.array(value) if isinstance(value, list) else value
+            for name, value in fields.items()
+        }
+        return cls(**values | {"dtype": np.dtype(fields["dtype"])})
+
+
+def fit_transform(
+    dtype: np.dtype[Any],
+    columns: Columns,
+    deviations: list[int] | None,
+    scale: str | None,
+    metric: str,
+) -> Transform:
+    """Return the transform of input of type `dtype`, given what was measured of its columns."""
+    working = working_dtype(dtype, columns.low, columns.high)
+    if scale is None or deviations is None:
+        return Transform(working, metric)
+    mean, std = columns.means(), np.sqrt(exact_means(deviations, columns.n_rows))
     if scale == "standard":
-        return Scaling(shift=mean, divisor=std)
+        return Transform(working, metric, shift=mean, divisor=std)
     clip_low, clip_high = mean - CLIP_DEVIATIONS * std, mean + CLIP_DEVIATIONS * std
-    least = np.clip(low.astype(np.float64), clip_low, clip_high)
-    most = np.clip(high.astype(np.float64), clip_low, clip_high)
-    return Scaling(clip_low, clip_high, shift=least, divisor=most - least)
+    least = np.clip(columns.low.astype(np.float64), clip_low, clip_high)
+    most = np.clip(columns.high.astype(np.float64), clip_low, clip_high)
+    return Transform(working, metric, clip_low, clip_high, shift=least, divisor=most - least)
 
 
 def _column_sums(data: NDArray[Any], center: NDArray[np.float64] | None) -> list[int]:
@@ -140,23 +221,20 @@ def _column_sums(data: NDArray[Any], center: NDArray[np.float64] | None) -> list
     return totals
 
 
-def _check_array(x: ArrayLike) -> NDArray[Any]:
-    """Return `x` as a two-dimensional array of real numbers."""
-    refuse_masked(x)
-    data = np.asarray(x)
-    if data.ndim != 2 or data.shape[1] == 0:
+def check_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Refuse what is not a two-dimensional array of real numbers with at least two rows."""
+    if len(shape) != 2 or shape[1] == 0:
         raise InputError(
-            f"The data has shape {data.shape}, but it must be (points, columns) with at least one "
+            f"The data has shape {shape}, but it must be (points, columns) with at least one "
             "column: reshape a single column with x.reshape(-1, 1)."
         )
-    if len(data) < 2:
-        raise InputError(f"The data has n_samples={len(data)}, but clustering needs at least 2.")
-    if data.dtype.kind not in "fiub" or data.dtype.itemsize > 8:
+    if shape[0] < 2:
+        raise InputError(f"The data has n_samples={shape[0]}, but clustering needs at least 2.")
+    if dtype.kind not in "fiub" or dtype.itemsize > 8:
         raise InputError(
-            f"The data has dtype {data.dtype}, but it must be a float of at most 64 bits, an "
+            f"The data has dtype {dtype}, but it must be a float of at most 64 bits, an "
             "integer or bool: convert it with x.astype('float32')."
         )
-    return data
 
 
 def refuse_masked(x: Any) -> None:
@@ -169,29 +247,28 @@ def refuse_masked(x: Any) -> None:
         )
 
 
-def _finite_limits(data: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _finite_limits(data: NDArray[Any], first_row: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the least and the largest value of each column; all must be finite."""
     low, high = column_limits(data)
     if data.dtype.kind == "f" and not (np.isfinite(low).all() and np.isfinite(high).all()):
         bad = int(np.flatnonzero(~(np.isfinite(low) & np.isfinite(high)))[0])
         row = int(np.flatnonzero(~np.isfinite(data[:, bad]))[0])
         raise InputError(
-            f"Row {row}, column {bad} of the data is {data[row, bad]} (NaN or infinity), but every "
-            "value must be finite: remove or fill such rows first."
+            f"Row {first_row + row}, column {bad} of the data is {data[row, bad]} (NaN or "
+            "infinity), but every value must be finite: remove or fill such rows first."
         )
     return low, high
 
 
-def _check_extent(points: NDArray[np.floating]) -> None:
+def check_extent(low: NDArray[Any], high: NDArray[Any], dtype: np.dtype[Any]) -> None:
     """Refuse coordinates whose squared distances overflow, or all vanish, in the working dtype."""
-    low, high = column_limits(points)
     ranges = high.astype(np.float64) - low.astype(np.float64)
-    limits = np.finfo(points.dtype)
+    limits = np.finfo(dtype)
     smallest, largest = math.sqrt(limits.tiny), math.sqrt(limits.max / (2 * len(ranges)))
     if not ranges.max() <= largest or 0 < ranges.max() < smallest:
         raise InputError(
             f"The columns range over {ranges.max():.3g} at most, but squared distances in "
-            f"{points.dtype} need {smallest:.3g} to {largest:.3g}: use scale='clip-minmax', or "
+            f"{dtype} need {smallest:.3g} to {largest:.3g}: use scale='clip-minmax', or "
             "other units."
         )
 

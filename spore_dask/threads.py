@@ -15,7 +15,11 @@ def n_threads() -> int:
     return os.cpu_count() or 1
 
 
-def in_threads(task: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    """Run a task for each item on all processors; return the results in order."""
-    with ThreadPoolExecutor(n_threads()) as pool:
+def in_threads(
+    task: Callable[[Any], Any], items: Iterable[Any], limit: int | None = None
+) -> list[Any]:
+    """Run a task for each item on all processors, or on `limit`; return the results in order."""
+    if limit == 1:
+        return [task(item) for item in items]
+    with ThreadPoolExecutor(limit or n_threads()) as pool:
         return list(pool.map(task, items))

@@ -8,15 +8,18 @@ import spore_dask
 PACKAGE = Path(spore_dask.__file__).parent
 LAYERS = [
     {"errors"},
-    {"params", "datasets", "threads"},
-    {"kernels"},
-    {"coordinates"},
-    {"search", "clustering"},
-    {"estimator"},
+    {"params", "datasets", "threads", "memory"},
+    {"progress", "kernels"},
+    {"coordinates", "exact", "partitions"},
+    {"store", "engine", "pilot"},
+    {"tasks", "points"},
+    {"inputs", "stages", "search", "clustering"},
+    {"plan", "estimator"},
+    {"graph"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-PURE = ["errors", "params", "kernels"]
+PURE = ["errors", "params", "memory", "kernels", "exact", "partitions", "pilot"]
 
 
 def modules():

@@ -6,6 +6,9 @@ between the boxes, and a point skips a cell whose box is strictly beyond its k-t
 Bounds add up columns as distances do, so that rounding never lifts a bound above a distance:
 what is skipped is proven not to matter.
 
+The points may lie in several partitions, each with a tree of its own: a search begins in its own
+partition and goes on through the others, one at a time.
+
 Memory: the points once more, two corners a box, and 16 bytes a cell for each search under way.
 """
 
@@ -18,7 +21,7 @@ from numba import uintp
 from numpy.typing import NDArray
 
 from spore_dask.kernels.compiling import kernel, part
-from spore_dask.kernels.nearest import cut, finish, put, reset
+from spore_dask.kernels.nearest import cut, cut_all, largest_limit, put
 
 POINTS_PER_CELL = 80
 SPREAD_SAMPLE = 128
@@ -26,11 +29,13 @@ COLUMNS_PER_STEP = 8
 
 
 class Cells(NamedTuple):
-    """Points in cells, and the boxes of the tree above them.
+    """The points of one partition in cells, and the boxes of the tree above them.
 
     Node 0 is the root, the children of node i are 2i + 1 and 2i + 2, the last nodes are the cells.
     """
 
+    first: int
+    """Number of the first point."""
     starts: NDArray[np.int64]
     """Where each cell starts among the points, and where the last one ends."""
     rows: NDArray[Any]
@@ -46,11 +51,6 @@ class Cells(NamedTuple):
 def n_levels(n_points: int) -> int:
     """Return the depth of the tree that leaves 40 to 80 points in a cell."""
     return max(0, int(np.ceil(np.log2(max(1, n_points) / POINTS_PER_CELL))))
-
-
-def largest_cell(starts: NDArray[np.int64]) -> int:
-    """Return the number of points of the largest cell."""
-    return int(np.diff(starts).max())
 
 
 def cell_starts(n_points: int, levels: int) -> NDArray[np.int64]:
@@ -123,18 +123,21 @@ def _select_key(keys, order, middle):
 
 
 @kernel
-def fill_cells(points, cells, first_cell, last_cell):
-    """Copy the points of some cells column by column, and take their boxes."""
+def fill_cells(points, order, cells, first_cell, last_cell):
+    """Copy the points of some cells column by column, and take their boxes.
+
+    `order` gives the place in `points` of each point of the cells.
+    """
     n_columns = points.shape[1]
     leaves = cells.starts.size - 2
     for cell in range(first_cell, last_cell):
         start, stop = cells.starts[cell], cells.starts[cell + 1]
         low, high = cells.low[leaves + cell], cells.high[leaves + cell]
-        low[:] = points[cells.rows[start]]
+        low[:] = points[order[start]]
         high[:] = low
         block = cells.columns[start * n_columns : stop * n_columns]
         for i in range(stop - start):
-            point = points[cells.rows[start + i]]
+            point = points[order[start + i]]
             for column in range(n_columns):
                 value = point[column]
                 block[column * (stop - start) + i] = value
@@ -153,73 +156,108 @@ def fill_boxes(cells):
 
 
 @kernel
-def search_homes(cells, first_home, last_home, k, buffers, neighbors, distances):
-    """Find the k nearest others of every point in a range of home cells.
+def search_own(cells, first_home, last_home, k, buffers):
+    """Collect the k nearest others, in their own partition, of the points of some home cells.
 
     Parameters
     ----------
     cells : Cells
     first_home, last_home : int
-    k : int, at most the number of points - 1
-    buffers : Buffers for as many queries as the largest cell has points
-    neighbors, distances : arrays (N, k + 1)
-        Written behind the first entry, at the input rows of the points, as input rows.
-    """
-    for home in range(first_home, last_home):
-        search(cells, home, k, buffers)
-        rows = cells.rows[cells.starts[home] : cells.starts[home + 1]]
-        if finish(buffers, rows, k, neighbors, distances) < rows.size:
-            raise RuntimeError("a row of the neighbour graph is not full")
-
-
-@kernel
-def search(cells, home, k, buffers):
-    """Collect in `buffers` the k nearest others of every point in one home cell.
+    k : int
+    buffers : Buffers
+        For the points of the home cells, in order; empty before the call.
 
     Returns the number of coordinates compared, the measure of how well the bounds prune.
     """
-    size = cells.starts[home + 1] - cells.starts[home]
-    squared = np.empty(buffers.counts.size, cells.columns.dtype)
-    reset(buffers)
-    first, last = _window(cells, home, k)
+    found, bounds, squared = _scratch(cells)
     n_compared = 0
-    for cell in range(first, last):
-        n_compared += _visit(cells, home, cell, k, buffers, squared)
-    for query in range(size):
-        cut(buffers, query, k)
-    limit = buffers.limits[:size].max()
-    found, bounds = _cells_within(cells, home, limit, first, last)
-    for i in np.argsort(bounds):
-        if bounds[i] > buffers.limits[:size].max():
-            break
-        n_compared += _visit(cells, home, found[i], k, buffers, squared)
+    for home in range(first_home, last_home):
+        query = cells.starts[home] - cells.starts[first_home]
+        size = cells.starts[home + 1] - cells.starts[home]
+        first, last = _window(cells, home, k)
+        for cell in range(first, last):
+            n_compared += _visit(cells, home, query, cells, cell, cell == home, k, buffers, squared)
+        cut_all(buffers, query, size, k)
+        limit = largest_limit(buffers, query, size)
+        n_found = _cells_within(cells, home, cells, limit, first, last, found, bounds)
+        for i in np.argsort(bounds[:n_found]):
+            if bounds[i] > largest_limit(buffers, query, size):
+                break
+            n_compared += _visit(cells, home, query, cells, found[i], False, k, buffers, squared)
+        cut_all(buffers, query, size, k)
     return n_compared
 
 
 @kernel
+def search_other(own, first_home, last_home, cells, k, buffers):
+    """Go on in another partition with what `search_own` has begun; return the same count."""
+    found, bounds, squared = _scratch(cells)
+    n_compared = 0
+    for home in range(first_home, last_home):
+        query = own.starts[home] - own.starts[first_home]
+        size = own.starts[home + 1] - own.starts[home]
+        limit = largest_limit(buffers, query, size)
+        n_found = _cells_within(own, home, cells, limit, 0, 0, found, bounds)
+        for i in np.argsort(bounds[:n_found]):
+            if bounds[i] > largest_limit(buffers, query, size):
+                break
+            n_compared += _visit(own, home, query, cells, found[i], False, k, buffers, squared)
+        if n_found > 0:
+            cut_all(buffers, query, size, k)
+    return n_compared
+
+
+@kernel
+def nearest_to_homes(own, first_home, last_home, low, high, buffers):
+    """Return whether a box is within the limits of some home cell, and the least bound to one."""
+    leaves = own.starts.size - 2
+    least, within = np.inf, False
+    for home in range(first_home, last_home):
+        query = own.starts[home] - own.starts[first_home]
+        size = own.starts[home + 1] - own.starts[home]
+        bound = _box_bound(own.low, own.high, leaves + home, low, high, 0)
+        within |= bound <= largest_limit(buffers, query, size)
+        least = min(least, np.float64(bound))
+    return within, least
+
+
+@kernel
+def _scratch(cells):
+    """Allocate what one search needs: cells found, their bounds, and the distances to one cell."""
+    n_cells = cells.starts.size - 1
+    largest = 0
+    for cell in range(n_cells):
+        largest = max(largest, cells.starts[cell + 1] - cells.starts[cell])
+    dtype = cells.low.dtype
+    return np.empty(n_cells, np.int64), np.empty(n_cells, dtype), np.empty(largest, dtype)
+
+
+@kernel
 def _window(cells, home, k):
-    """Return a range of cells around home that holds more than k points."""
+    """Return a range of cells around home that holds more than k points, if there are as many."""
     n_cells = cells.starts.size - 1
     first, last = home, home + 1
-    while cells.starts[last] - cells.starts[first] <= k:
+    while cells.starts[last] - cells.starts[first] <= k and last - first < n_cells:
         first, last = max(0, first - 1), min(n_cells, last + 1)
     return first, last
 
 
 @kernel
-def _cells_within(cells, home, limit, first, last):
-    """List the cells outside [first, last) whose box is within the limit of that of home."""
+def _cells_within(own, home, cells, limit, first, last, found, bounds):
+    """List the cells outside [first, last) whose box is within the limit of that of home.
+
+    Fills `found` and `bounds`, and returns how many there are.
+    """
+    own_low, own_high, own_node = own.low, own.high, own.starts.size - 2 + home
     low, high = cells.low, cells.high
     leaves = cells.starts.size - 2
-    found = np.empty(leaves + 1, np.int64)
-    bounds = np.empty(leaves + 1, low.dtype)
     stack = np.empty(64, np.int64)
     stack[0] = 0
     depth, n_found = 1, 0
     while depth > 0:
         depth -= 1
         node = stack[depth]
-        nearest = _box_bound(low, high, leaves + home, node)
+        nearest = _box_bound(own_low, own_high, own_node, low, high, node)
         if nearest > limit:
             continue
         if node < leaves:
@@ -228,15 +266,18 @@ def _cells_within(cells, home, limit, first, last):
         elif not first <= node - leaves < last:
             found[n_found], bounds[n_found] = node - leaves, nearest
             n_found += 1
-    return found[:n_found], bounds[:n_found]
+    return n_found
 
 
 @part
-def _box_bound(low, high, node, other):
+def _box_bound(own_low, own_high, own_node, low, high, node):
     """Return a squared distance that no pair of points from two boxes is computed below."""
     total = low[node, 0] - low[node, 0]
     for column in range(low.shape[1]):
-        gap = max(low[other, column] - high[node, column], low[node, column] - high[other, column])
+        gap = max(
+            low[node, column] - own_high[own_node, column],
+            own_low[own_node, column] - high[node, column],
+        )
         if gap > 0:
             total += gap * gap
     return total
@@ -255,35 +296,49 @@ def _point_bound(columns, place, step, low, high, node):
 
 
 @kernel
-def _visit(cells, home, cell, k, buffers, squared):
+def _visit(own, home, first_query, cells, cell, is_home, k, buffers, squared):
     """Offer the points of a cell to the points of the home cell that it may concern."""
-    starts, rows, columns, low, high = cells
-    capacity, distances, numbers, counts, limits, _ = buffers
+    _, own_starts, _, own_columns, _, _ = own
+    first_number, starts, rows, columns, low, high = cells
+    capacity, distances, found_rows, found_points, counts, limits, _ = buffers
     n_columns = low.shape[1]
     node = starts.size - 2 + cell
     first, size = starts[cell], starts[cell + 1] - starts[cell]
-    own, own_size = starts[home], starts[home + 1] - starts[home]
+    own_first, own_size = own_starts[home], own_starts[home + 1] - own_starts[home]
     n_compared = 0
-    for query in range(own_size):
-        place = own * n_columns + query
-        if _point_bound(columns, place, own_size, low, high, node) > limits[query]:
-            continue
+    for i in range(own_size):
+        query, place = first_query + i, own_first * n_columns + i
         limit = limits[query]
-        n_summed = _measure(columns, place, own_size, first, size, n_columns, limit, squared)
+        if _point_bound(own_columns, place, own_size, low, high, node) > limit:
+            continue
+        n_summed = _measure(
+            own_columns, place, own_size, columns, first, size, n_columns, limit, squared
+        )
         n_compared += n_summed * size
         if n_summed < n_columns:
             continue
-        itself = query if cell == home else -1
+        itself = i if is_home else -1
         for j in range(size):
             if j != itself:
-                near, row = squared[j], rows[first + j]
-                if put(distances, numbers, counts, limits, capacity, query, near, row):
+                near, row, point = squared[j], rows[first + j], first_number + first + j
+                if put(
+                    distances,
+                    found_rows,
+                    found_points,
+                    counts,
+                    limits,
+                    capacity,
+                    query,
+                    near,
+                    row,
+                    point,
+                ):
                     cut(buffers, query, k)
     return n_compared
 
 
 @part
-def _measure(columns, place, step, first, size, n_columns, limit, squared):
+def _measure(own_columns, place, step, columns, first, size, n_columns, limit, squared):
     """Fill `squared` with the squared distances of one point to the points of a cell.
 
     Stops as soon as every point is beyond the limit. Returns the number of columns summed: fewer
@@ -295,7 +350,7 @@ def _measure(columns, place, step, first, size, n_columns, limit, squared):
     n_summed = 0
     while n_summed < n_columns:
         for column in range(n_summed, min(n_summed + COLUMNS_PER_STEP, n_columns)):
-            at = columns[place + column * step]
+            at = own_columns[place + column * step]
             start = uintp(first * n_columns + column * size)
             for j in range(size):
                 difference = columns[start + uintp(j)] - at

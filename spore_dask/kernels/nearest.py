@@ -1,4 +1,4 @@
-"""The k nearest of a stream of candidates, by (distance, number).
+"""The k nearest of a stream of candidates, by (distance, input row).
 
 Candidates go into a buffer that a quickselect cuts back to k whenever it is full; the k-th
 distance then bounds what may still enter. Distances are by direct subtraction, columns summed in
@@ -26,7 +26,10 @@ class Buffers(NamedTuple):
 
     capacity: int
     distances: NDArray[Any]
-    numbers: NDArray[Any]
+    rows: NDArray[Any]
+    """Input rows, which decide between equal distances."""
+    points: NDArray[Any]
+    """Point numbers, which go along."""
     counts: NDArray[np.int64]
     """Candidates of each query."""
     limits: NDArray[Any]
@@ -36,13 +39,14 @@ class Buffers(NamedTuple):
 
 
 def new_buffers(n_queries: int, k: int, dtype: np.dtype[Any], number_dtype: Any) -> Buffers:
-    """Allocate buffers for `n_queries` searches at a time."""
+    """Allocate buffers for `n_queries` searches at a time; `number_dtype` holds a row's number."""
     capacity = BUFFER_FACTOR * k + SHORT
     rounding = np.finfo(dtype)
     return Buffers(
         capacity=capacity,
         distances=np.empty(n_queries * capacity, dtype),
-        numbers=np.empty(n_queries * capacity, number_dtype),
+        rows=np.empty(n_queries * capacity, number_dtype),
+        points=np.empty(n_queries * capacity, number_dtype),
         counts=np.zeros(n_queries, np.int64),
         limits=np.full(n_queries, np.inf, dtype),
         slack=np.array([1 + 8 * rounding.eps, 8 * rounding.smallest_subnormal], dtype),
@@ -57,7 +61,7 @@ def reset(buffers):
 
 
 @part
-def put(distances, numbers, counts, limits, capacity, query, squared, number):
+def put(distances, rows, points, counts, limits, capacity, query, squared, row, point):
     """Take a candidate if it is within the limit of its query; True when the buffer is full then.
 
     Takes the arrays of the buffers one by one: see docs/design.md, "No references".
@@ -66,7 +70,8 @@ def put(distances, numbers, counts, limits, capacity, query, squared, number):
     if squared <= limits[query]:
         place = query * capacity + counts[query]
         distances[place] = np.sqrt(squared)
-        numbers[place] = number
+        rows[place] = row
+        points[place] = point
         counts[query] += 1
         full = counts[query] == capacity
     return full
@@ -75,33 +80,64 @@ def put(distances, numbers, counts, limits, capacity, query, squared, number):
 @kernel
 def cut(buffers, query, k):
     """Keep the k nearest candidates of a query, and lower its limit to the k-th distance."""
-    capacity, distances, numbers, counts, limits, slack = buffers
+    capacity, distances, rows, points, counts, limits, slack = buffers
     if counts[query] < k:
         return
     first = query * capacity
-    _select(distances, numbers, first, first + counts[query] - 1, first + k - 1)
+    _select(distances, rows, points, first, first + counts[query] - 1, first + k - 1)
     farthest = distances[first + k - 1]
     counts[query] = k
     limits[query] = farthest * farthest * slack[0] + slack[1]
 
 
 @kernel
-def finish(buffers, rows, k, neighbors, distances):
-    """Write the k nearest of each query, in order, behind the first entry of its row.
+def cut_all(buffers, first_query, n_queries, k):
+    """Cut back some queries, so that their limits are as low as what they have met allows."""
+    counts = buffers.counts
+    for query in range(first_query, first_query + n_queries):
+        if counts[query] > k or (counts[query] == k and buffers.limits[query] == np.inf):
+            cut(buffers, query, k)
+
+
+@kernel
+def largest_limit(buffers, first_query, n_queries):
+    """Return the largest limit of some queries."""
+    limits = buffers.limits
+    largest = limits[first_query]
+    for query in range(first_query + 1, first_query + n_queries):
+        largest = max(largest, limits[query])
+    return largest
+
+
+@kernel
+def finish(buffers, first_query, places, k, by_row, neighbors, distances):
+    """Write the k nearest of some queries, in order, behind the first entry of their rows.
+
+    Parameters
+    ----------
+    buffers : Buffers
+    first_query : int
+    places : integer array
+        Where in `neighbors` and `distances` the queries from the first one on are written.
+    k : int
+    by_row : bool
+        Whether neighbours are named by input row or by point number.
+    neighbors, distances : arrays (n, k + 1)
 
     Returns the number of rows written: a query that has met fewer than k gets none.
     """
-    capacity, near, numbers, counts = buffers[:4]
+    capacity, near, rows, points, counts = buffers[:5]
     n_written = 0
-    for query in range(rows.size):
+    for i in range(places.size):
+        query, place = first_query + i, places[i]
         if counts[query] < k:
             continue
         cut(buffers, query, k)
-        first, row = query * capacity, rows[query]
-        _sort(near, numbers, first, first + k - 1)
-        for i in range(k):
-            neighbors[row, i + 1] = numbers[first + i]
-            distances[row, i + 1] = near[first + i]
+        first = query * capacity
+        _sort(near, rows, points, first, first + k - 1)
+        for j in range(k):
+            neighbors[place, j + 1] = rows[first + j] if by_row else points[first + j]
+            distances[place, j + 1] = near[first + j]
         n_written += 1
     return n_written
 
@@ -109,66 +145,58 @@ def finish(buffers, rows, k, neighbors, distances):
 @kernel
 def measure(points, queries, candidates, k, buffers):
     """Offer to each query its own candidates, by direct distance; passes over -1 and itself."""
-    capacity, distances, numbers, counts, limits, _ = buffers
+    capacity, distances, rows, numbers, counts, limits, _ = buffers
     for q in range(queries.size):
         for j in range(candidates.shape[1]):
             number = candidates[q, j]
             if number < 0 or number == queries[q]:
                 continue
-            squared = squared_distance(points, queries[q], number)
-            if put(distances, numbers, counts, limits, capacity, q, squared, number):
+            squared = squared_distance(points, queries[q], points, number)
+            if put(distances, rows, numbers, counts, limits, capacity, q, squared, number, number):
                 cut(buffers, q, k)
 
 
 @part
-def squared_distance(points, left, right):
-    """Return the squared distance of two points, summed column by column in their dtype."""
-    total = points[left, 0] - points[left, 0]
+def squared_distance(points, i, others, j):
+    """Return the squared distance of point i and the other j, summed in the order of columns."""
+    total = points[i, 0] - points[i, 0]
     for column in range(points.shape[1]):
-        difference = points[left, column] - points[right, column]
+        difference = points[i, column] - others[j, column]
         total += difference * difference
     return total
 
 
-@kernel
-def count_at_zero(points, row):
-    """Count the points whose computed distance from the one at `row` is 0, itself included."""
-    count = 0
-    for i in range(points.shape[0]):
-        count += squared_distance(points, row, i) == 0
-    return count
-
-
 @part
-def _swap(distances, numbers, i, j):
+def _swap(distances, rows, points, i, j):
     distances[i], distances[j] = distances[j], distances[i]
-    numbers[i], numbers[j] = numbers[j], numbers[i]
+    rows[i], rows[j] = rows[j], rows[i]
+    points[i], points[j] = points[j], points[i]
 
 
 @part
-def _partition(distances, numbers, first, last):
+def _partition(distances, rows, points, first, last):
     """Bring the middle one of the entries first..last to its place, and return that place.
 
     Smaller entries go before it, larger ones behind; without branches, which the processor would
     guess wrong half of the time.
     """
-    _swap(distances, numbers, (first + last) // 2, last)
-    pivot, pivot_number = distances[last], numbers[last]
+    _swap(distances, rows, points, (first + last) // 2, last)
+    pivot, pivot_row = distances[last], rows[last]
     place = first
     for i in range(first, last):
-        distance, number = distances[i], numbers[i]
-        distances[i], numbers[i] = distances[place], numbers[place]
-        distances[place], numbers[place] = distance, number
-        place += (distance < pivot) | ((distance == pivot) & (number < pivot_number))
-    _swap(distances, numbers, place, last)
+        distance, row, point = distances[i], rows[i], points[i]
+        distances[i], rows[i], points[i] = distances[place], rows[place], points[place]
+        distances[place], rows[place], points[place] = distance, row, point
+        place += (distance < pivot) | ((distance == pivot) & (row < pivot_row))
+    _swap(distances, rows, points, place, last)
     return place
 
 
 @kernel
-def _select(distances, numbers, first, last, wanted):
+def _select(distances, rows, points, first, last, wanted):
     """Bring the entry that belongs at `wanted` there, smaller ones before, larger ones behind."""
     while first < last:
-        place = _partition(distances, numbers, first, last)
+        place = _partition(distances, rows, points, first, last)
         if wanted == place:
             return
         if wanted < place:
@@ -178,7 +206,7 @@ def _select(distances, numbers, first, last, wanted):
 
 
 @kernel
-def _sort(distances, numbers, first, last):
+def _sort(distances, rows, points, first, last):
     """Sort the entries first..last: quicksort down to short runs, then insertion."""
     stack = np.empty((64, 2), np.int64)
     stack[0, 0], stack[0, 1] = first, last
@@ -187,7 +215,7 @@ def _sort(distances, numbers, first, last):
         depth -= 1
         low, high = stack[depth, 0], stack[depth, 1]
         while high - low > SHORT:
-            place = _partition(distances, numbers, low, high)
+            place = _partition(distances, rows, points, low, high)
             if place - low < high - place:
                 stack[depth, 0], stack[depth, 1] = place + 1, high
                 high = place - 1
@@ -196,12 +224,11 @@ def _sort(distances, numbers, first, last):
                 low = place + 1
             depth += 1
     for i in range(first + 1, last + 1):
-        distance, number = distances[i], numbers[i]
+        distance, row, point = distances[i], rows[i], points[i]
         j = i
         while j > first and (
-            distances[j - 1] > distance
-            or (distances[j - 1] == distance and numbers[j - 1] > number)
+            distances[j - 1] > distance or (distances[j - 1] == distance and rows[j - 1] > row)
         ):
-            distances[j], numbers[j] = distances[j - 1], numbers[j - 1]
+            distances[j], rows[j], points[j] = distances[j - 1], rows[j - 1], points[j - 1]
             j -= 1
-        distances[j], numbers[j] = distance, number
+        distances[j], rows[j], points[j] = distance, row, point

@@ -12,32 +12,33 @@ from spore_dask.kernels.nearest import cut, put, squared_distance
 
 
 @kernel
-def screen(products, points, queries, first, squares, margins, k, buffers):
+def screen(products, queries, query_points, squares, margins, block, block_rows, first, k, buffers):
     """Offer to each query the points of one block that its product does not rule out.
 
     Parameters
     ----------
     products : array (queries, block)
         Inner products of centred queries and centred points.
-    points : array (N, D)
-    queries : integer array
-        Rows of the queries.
-    first : int
-        Row of the first point of the block.
-    squares : array of N
-        Squared lengths of the centred points.
+    queries, block : arrays of working coordinates
+    query_points : integer array
+        Point numbers of the queries.
+    squares : pair of arrays
+        Squared lengths of the centred queries, and of the centred points of the block.
     margins : array (queries,)
         What a squared distance made of products may be off by, at most.
+    block_rows : integer array
+        Input rows of the points of the block, whose numbers begin at `first`.
     k : int
     buffers : Buffers
     """
-    capacity, distances, numbers, counts, limits, _ = buffers
-    for q in range(queries.size):
-        query = queries[q]
-        own = squares[query] - margins[q]
+    capacity, distances, rows, points, counts, limits, _ = buffers
+    own_squares, block_squares = squares
+    for q in range(query_points.size):
+        own = own_squares[q] - margins[q]
         for j in range(products.shape[1]):
-            nearest = own + squares[first + j] - 2 * products[q, j]
-            if nearest <= limits[q] and first + j != query:
-                squared = squared_distance(points, query, first + j)
-                if put(distances, numbers, counts, limits, capacity, q, squared, first + j):
+            nearest = own + block_squares[j] - 2 * products[q, j]
+            if nearest <= limits[q] and first + j != query_points[q]:
+                squared = squared_distance(queries, q, block, j)
+                row, point = block_rows[j], first + j
+                if put(distances, rows, points, counts, limits, capacity, q, squared, row, point):
                     cut(buffers, q, k)

@@ -1,0 +1,255 @@
+"""The neighbour graph of data larger than memory: `build_graph` and `Graph`.
+
+Reads a source, writes a run's folder: what was scanned, the points in partitions, and the graph.
+Each is named by a hash of what it depends on, so that the same call continues, and another one
+writes beside. Memory of this process: the sample; of each worker: see `memory`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from spore_dask.engine import Engine, open_engine
+from spore_dask.errors import InputError
+from spore_dask.inputs import find_input
+from spore_dask.plan import Options, Plan, make_plan
+from spore_dask.points import BOXES, CACHE
+from spore_dask.progress import as_consumer
+from spore_dask.stages.neighbors import NeighborSpec, search_boxes
+from spore_dask.stages.partition import PartitionSpec, partition
+from spore_dask.stages.scan import ScanSpec, scan
+from spore_dask.store import Folder, hash_of
+
+FORMAT = 1
+"""Version of what is written; another one is another run."""
+POINTER = "graph.json"
+"""Names the graph that was finished last, and in its folder says what it is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recall:
+    """How much of the true neighbours a graph has."""
+
+    certified: float
+    """Share of the rows that are proven to be right."""
+    sampled: float
+    """Share of the true neighbours found, over sampled points."""
+    error: float
+    """Standard error of `sampled`; 0 where everything is certified."""
+
+    def __str__(self) -> str:
+        if self.certified == 1:
+            return "exact, every row certified"
+        return f"recall {self.sampled:.4f} +- {self.error:.4f}, {self.certified:.1%} certified"
+
+
+class Graph:
+    """A finished neighbour graph on disk, opened by its path.
+
+    Parameters
+    ----------
+    path : str
+        The `out` of `build_graph`.
+    name : str, optional
+        Which of the graphs there; the one finished last by default.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], name: str | None = None) -> None:
+        folder = Folder(os.fspath(path))
+        name = name or (folder.read_json(POINTER) or {}).get("name", "")
+        summary = folder.child(name).read_json(POINTER) if name else None
+        if summary is None:
+            raise InputError(
+                f"There is no finished graph at {folder.url!r}: build one with "
+                "spore_dask.build_graph(source, out)."
+            )
+        self.path = folder.url
+        self.name: str = name
+        self.summary: dict[str, Any] = summary
+        self._folder = folder.child(name)
+
+    @property
+    def n_points(self) -> int:
+        """Number of points."""
+        return int(self.summary["n_points"])
+
+    @property
+    def k(self) -> int:
+        """Neighbours of each point."""
+        return int(self.summary["k"])
+
+    @property
+    def neighbors(self) -> zarr.Array[Any]:
+        """Zarr array (N, k + 1): each point's number, then those of its nearest others."""
+        return self._folder.open_array("neighbors")
+
+    @property
+    def distances(self) -> zarr.Array[Any]:
+        """Zarr array (N, k + 1): the distances, in the working dtype."""
+        return self._folder.open_array("distances")
+
+    @property
+    def rows(self) -> zarr.Array[Any]:
+        """Zarr array (N,): the input row of each point."""
+        return self._folder.open_array("rows")
+
+    @property
+    def recall(self) -> Recall:
+        """How much of the true neighbours it has."""
+        return Recall(**self.summary["recall"])
+
+    def to_memory(self) -> tuple[NDArray[Any], NDArray[np.floating]]:
+        """Return neighbours and distances in the order and numbering of the input's rows.
+
+        Takes twice the memory of the graph.
+        """
+        rows = np.asarray(self.rows[...])
+        neighbors = np.empty(self.neighbors.shape, rows.dtype)
+        distances = np.empty(self.distances.shape, self.distances.dtype)
+        neighbors[rows] = rows[np.asarray(self.neighbors[...])]
+        distances[rows] = self.distances[...]
+        return neighbors, distances
+
+    def __repr__(self) -> str:
+        return f"<Graph of {self.n_points} points, k = {self.k}, {self.recall}, at {self.path!r}>"
+
+
+def plan_graph(
+    source: Any,
+    out: str | os.PathLike[str],
+    k: int | None = None,
+    *,
+    component: str | None = None,
+    memory_limit: int | str | None = None,
+    n_workers: int | None = None,
+    **options: Any,
+) -> Plan:
+    """Say what `build_graph` would need with the same arguments: print the result."""
+    folder = Folder(os.fspath(out))
+    data = find_input(source, component, folder)
+    return make_plan(data, folder, Options(k, **options), memory_limit, n_workers)
+
+
+def build_graph(
+    source: Any,
+    out: str | os.PathLike[str],
+    k: int | None = None,
+    *,
+    component: str | None = None,
+    knn: str = "auto",
+    knn_index: str | None = None,
+    recall_target: float = 0.97,
+    n_partitions: int | None = None,
+    metric: str = "euclidean",
+    scale: str | None = None,
+    memory_limit: int | str | None = None,
+    client: Any = None,
+    n_workers: int | None = None,
+    seed: int = 42,
+    progress: Any = None,
+) -> Graph:
+    """Build the k-nearest-neighbour graph of data of any size.
+
+    Parameters
+    ----------
+    source : path, URL, zarr.Array, dask array or numpy array (N, D)
+    out : path or URL
+        Folder of the run. The same call again continues what was begun, or finds it done.
+    k : int, optional
+        Neighbours of each point. Default: what SPORE's default parameters need.
+    component : str, optional
+        Path of the array in the Zarr group at `source`.
+    knn : {"auto", "exact", "approximate"}
+        "auto" is exact wherever bounds prune well enough.
+    knn_index : {"cells", "pynndescent"}, optional
+        Index of an approximate search. Default: cells.
+    recall_target : float
+        Share of the true neighbours that an approximate search aims for.
+    n_partitions : int, optional
+        Parts that the points are shared out among. Default: by their number and size.
+    metric : {"euclidean", "cosine"}
+    scale : {None, "clip-minmax", "standard"}
+    memory_limit : int or str, optional
+        What each process may use, such as "1GiB". Default: a fair share of this machine.
+    client : distributed.Client or str, optional
+        A Dask cluster, or its scheduler's address. Default: local processes.
+    n_workers : int, optional
+        Local processes; 0 runs everything in this one. Default: one a processor.
+    seed : int
+        Seed of the sample, and of an approximate search.
+    progress : optional
+        True or "bar", "log", a pathlib.Path for a file, a function of one event, or a list.
+
+    Returns
+    -------
+    Graph
+    """
+    folder = Folder(os.fspath(out))
+    data = find_input(source, component, folder)
+    options = Options(k, knn, knn_index, recall_target, n_partitions, metric, scale, seed)
+    plan = make_plan(data, folder, options, memory_limit, n_workers)
+    with open_engine(client, n_workers, plan.memory_limit, as_consumer(progress)) as engine:
+        try:
+            name = _build(engine, folder, plan)
+        finally:
+            CACHE.clear()
+    return Graph(folder.url, name)
+
+
+def _build(engine: Engine, folder: Folder, plan: Plan) -> str:
+    """Run the stages; return the name of the graph."""
+    shape, needs = plan.shape, plan.memory()
+    scan_spec = _scan_spec(plan)
+    source = dataclasses.astuple(plan.data.source)
+    scan_name = "scan-" + hash_of(
+        FORMAT, source, scan_spec.scale, scan_spec.metric, shape.n_partitions
+    )
+    plan.data.write(engine, needs["scan"])
+    scanned = scan(engine, folder.child(scan_name), scan_spec)
+    points_name = "points-" + hash_of(
+        scan_name, scanned.checksum, BOXES, dataclasses.astuple(shape)
+    )
+    spec = PartitionSpec(
+        plan.data.source,
+        plan.input_shape.rows_per_task,
+        scanned.transform,
+        shape,
+        BOXES,
+        plan.options.seed,
+        needs["exchange"],
+        needs["partition"],
+    )
+    points = partition(engine, folder.child(points_name), spec, scanned.sample())
+    plan.data.remove()
+    graph_name = "graph-" + hash_of(points_name)
+    target = folder.child(graph_name)
+    neighbor_spec = NeighborSpec(points, shape, plan.cache_nbytes, needs["neighbors"])
+    found = search_boxes(engine, target, neighbor_spec)
+    summary = {
+        "n_points": shape.n_points,
+        "k": shape.k,
+        "points": points_name,
+        "recall": {"certified": found["certified"], "sampled": 1.0, "error": 0.0},
+        "peak_nbytes": engine.peaks(),
+    }
+    target.write_json(POINTER, summary)
+    folder.write_json(POINTER, {"name": graph_name})
+    return graph_name
+
+
+def _scan_spec(plan: Plan) -> ScanSpec:
+    return ScanSpec(
+        source=plan.data.source,
+        rows_per_task=plan.input_shape.rows_per_task,
+        sample_size=plan.input_shape.sample_size,
+        scale=plan.options.scale,
+        metric=plan.options.metric,
+        seed=plan.options.seed,
+        needs_nbytes=plan.memory()["scan"],
+    )

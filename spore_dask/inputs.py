@@ -1,0 +1,141 @@
+"""What a user may give as data, made into a `Source` that every process can open.
+
+A Zarr array with an address is used where it is. Anything else (a numpy array, a dask array, a Zarr
+array in memory) is written into the run's folder once, a block of rows at a time, and removed when
+the points have been partitioned. Memory: one block.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import zlib
+from typing import Any
+
+import dask
+import dask.array
+import numpy as np
+import zarr
+
+from spore_dask.coordinates import check_array, refuse_masked
+from spore_dask.engine import Engine
+from spore_dask.errors import InputError
+from spore_dask.store import Folder, Source, address_of, describe, hash_of, open_source
+from spore_dask.tasks import Receipt, Work, run_stage, run_work
+
+BLOCK_NBYTES = 16 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """The data of a run: a source, and what has to be written before it can be read."""
+
+    source: Source
+    content: Any = None
+    """The array to write; None where the source is there already."""
+
+    def write(self, engine: Engine, needs_nbytes: int) -> None:
+        """Write the content to where the source says."""
+        if self.content is not None:
+            build = functools.partial(_write, engine, self, needs_nbytes)
+            run_stage(Folder(self.source.url.rsplit("/", 1)[0]), build)
+
+    def remove(self) -> None:
+        """Remove what `write` has written."""
+        if self.content is not None:
+            Folder(self.source.url.rsplit("/", 1)[0]).remove()
+
+
+def find_input(source: Any, component: str | None, folder: Folder) -> Input:
+    """Find the data that a user means.
+
+    Parameters
+    ----------
+    source : path, URL, zarr.Array, dask array or numpy array
+    component : str, optional
+        Path of the array in the group at `source`.
+    folder : Folder
+        Where the run is.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        found = Input(open_source(os.fspath(source), component))
+    elif component is not None:
+        raise InputError(
+            f"component is {component!r} although the data is a {type(source).__name__}; it names "
+            "an array inside the group at a path, so leave it out."
+        )
+    elif isinstance(source, zarr.Array):
+        address = address_of(source)
+        found = Input(describe(source, address)) if address else _copied(source, folder)
+    else:
+        found = _copied(source, folder)
+    check_array(found.source.shape, np.dtype(found.source.dtype))
+    return found
+
+
+def _copied(content: Any, folder: Folder) -> Input:
+    """Return an input that has to be written first."""
+    if not isinstance(content, (zarr.Array, dask.array.Array)):
+        refuse_masked(content)
+        content = np.asarray(content)
+    check_array(content.shape, content.dtype)
+    if isinstance(content, dask.array.Array):
+        if np.isnan(content.shape[0]):
+            raise InputError(
+                "The dask array does not know how many rows it has; call compute_chunk_sizes() "
+                "on it first."
+            )
+        identity = dask.base.tokenize(content)
+    else:
+        identity = f"{_content_hash(content):08x}"
+    n_rows, n_columns = map(int, content.shape)
+    row_nbytes = n_columns * content.dtype.itemsize
+    chunk_rows = min(n_rows, max(1, BLOCK_NBYTES // row_nbytes))
+    name = hash_of("input", identity, content.shape, content.dtype.str)
+    source = Source(
+        url=folder.child(f"input-{name}/data").url,
+        shape=(n_rows, n_columns),
+        dtype=content.dtype.str,
+        chunk_rows=chunk_rows,
+        chunk_nbytes=chunk_rows * row_nbytes,
+        identity=name,
+    )
+    return Input(source, content)
+
+
+def _blocks(content: Any, step: int) -> list[tuple[int, int]]:
+    return [(i, min(i + step, len(content))) for i in range(0, content.shape[0], step)]
+
+
+def _content_hash(content: Any) -> int:
+    """Return a checksum of the rows, read a block at a time."""
+    row_nbytes = content.shape[1] * content.dtype.itemsize
+    checksum = 0
+    for first, last in _blocks(content, max(1, BLOCK_NBYTES // row_nbytes)):
+        checksum = zlib.crc32(np.ascontiguousarray(content[first:last]).data, checksum)
+    return checksum
+
+
+def _write(engine: Engine, data: Input, needs_nbytes: int, folder: Folder) -> Receipt:
+    """Write the content, a chunk at a time: an array here, a dask array on the workers."""
+    source, content = data.source, data.content
+    folder.create_array("data", source.shape, source.dtype, source.chunk_rows, source.chunk_rows)
+    ranges = _blocks(content, source.chunk_rows)
+    if isinstance(content, dask.array.Array):
+        optimize: Any = dask.base.optimize  # so that a task is sent only what it computes
+        items = [(*rows, optimize(content[slice(*rows)])[0]) for rows in ranges]
+        write = functools.partial(_write_computed, folder)
+        run_work(engine, folder, Work("input", write, items, needs_nbytes))
+    else:
+        target = folder.open_array("data", "r+")
+        for first, last in ranges:
+            target[first:last] = np.asarray(content[first:last])
+    return {"n_rows": source.shape[0]}
+
+
+def _write_computed(folder: Folder, item: tuple[int, int, Any]) -> Receipt:
+    """Compute some rows of a dask array, and write them."""
+    first, last, block = item
+    folder.open_array("data", "r+")[first:last] = block.compute(scheduler="synchronous")
+    return {"n_rows": last - first}

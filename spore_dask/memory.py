@@ -1,0 +1,156 @@
+"""How large everything is: shards, partitions, and the memory and disk that each stage needs.
+
+Pure arithmetic in Python's whole numbers. The shape of a run is a function of the data's shape, k
+and what the user asked for, never of memory limits or workers: those are only compared with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+POINTS_PER_SHARD = 1 << 16
+SHARD_NBYTES = 32 << 20
+PARTITION_NBYTES = 24 << 20
+LEAST_PARTITIONS = 16
+LEAST_POINTS = 4096
+READ_ROWS = 1024
+"""Rows of the graph in the smallest part that can be read alone."""
+LARGEST_PARTITION = 2
+"""A partition may be this many times as large as the mean."""
+INPUT_TASKS = 64
+TASK_NBYTES = 2 << 20
+MOST_TASK_NBYTES = 32 << 20
+"""Input that a task takes at least, and at most if chunks are smaller."""
+
+FLOAT_BLOCK_NBYTES = 16 << 20
+BUFFERS_NBYTES = 8 << 20
+
+INTERPRETER_NBYTES = 320 << 20
+"""A process with numba, Zarr and distributed loaded and kernels compiled."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """The sizes of one graph."""
+
+    n_points: int
+    n_columns: int
+    itemsize: int
+    """Bytes of a working coordinate or distance."""
+    k: int
+    n_partitions: int
+    shard_rows: int
+    """Points in a shard, the part of the graph that one task writes."""
+    read_rows: int
+
+    @property
+    def n_shards(self) -> int:
+        """Number of shards."""
+        return -(-self.n_points // self.shard_rows)
+
+    @property
+    def number_nbytes(self) -> int:
+        """Bytes of a row or point number."""
+        return 4 if self.n_points <= 2**32 else 8
+
+    @property
+    def point_nbytes(self) -> int:
+        """Bytes of a point with its row."""
+        return self.n_columns * self.itemsize + self.number_nbytes
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of a row of the graph."""
+        return (self.k + 1) * (self.itemsize + self.number_nbytes)
+
+    @property
+    def partition_nbytes(self) -> int:
+        """Bytes of the largest partition that a plan allows for, in cells with their boxes."""
+        columns_nbytes = self.n_columns * self.itemsize
+        return math.ceil(self.most_points * (self.point_nbytes + columns_nbytes / 8))
+
+    @property
+    def most_points(self) -> int:
+        """Points of the largest partition that a plan allows for."""
+        mean = -(-self.n_points // self.n_partitions)
+        return min(self.n_points, max(LARGEST_PARTITION * mean, 2 * self.k + LEAST_POINTS))
+
+
+def shape_of(
+    n_points: int, n_columns: int, itemsize: int, k: int, n_partitions: int | None = None
+) -> Shape:
+    """Return the sizes of a graph."""
+    probe = Shape(n_points, n_columns, itemsize, k, 1, 1, 1)
+    if n_partitions is None:
+        most = min(
+            POINTS_PER_SHARD,
+            PARTITION_NBYTES // probe.point_nbytes,
+            SHARD_NBYTES // probe.row_nbytes,
+        )
+        n_partitions = -(-n_points // max(1, most))
+        n_partitions = max(1, n_partitions, min(LEAST_PARTITIONS, n_points // LEAST_POINTS))
+    per_shard = -(-n_points // n_partitions)
+    read_rows = min(READ_ROWS, per_shard)
+    shard_rows = -(-per_shard // read_rows) * read_rows
+    return dataclasses.replace(
+        probe, n_partitions=n_partitions, shard_rows=shard_rows, read_rows=read_rows
+    )
+
+
+def rows_per_task(n_rows: int, row_nbytes: int, chunk_rows: int) -> int:
+    """Return how many input rows a task reads: whole chunks, several where they are small."""
+    wanted = min(max(TASK_NBYTES, n_rows * row_nbytes // INPUT_TASKS), MOST_TASK_NBYTES)
+    n_chunks = max(1, wanted // (chunk_rows * row_nbytes))
+    return min(n_rows, chunk_rows * n_chunks)
+
+
+@dataclasses.dataclass(frozen=True)
+class InputShape:
+    """The sizes of the input."""
+
+    rows_per_task: int
+    row_nbytes: int
+    """Bytes of an input row."""
+    sample_size: int
+    """Rows that are drawn."""
+
+
+def scan_nbytes(data: InputShape) -> int:
+    """Return the projected peak of a process that scans: its rows encoded and decoded, blocks."""
+    raw = data.rows_per_task * data.row_nbytes
+    return INTERPRETER_NBYTES + 3 * raw + 2 * FLOAT_BLOCK_NBYTES + 24 * data.sample_size
+
+
+def exchange_nbytes(data: InputShape, shape: Shape) -> int:
+    """Return the projected peak of a process that sorts input rows by partition."""
+    raw = data.rows_per_task * data.row_nbytes
+    working = data.rows_per_task * (2 * shape.n_columns * shape.itemsize + 48)
+    return INTERPRETER_NBYTES + 2 * raw + working + FLOAT_BLOCK_NBYTES
+
+
+def gather_nbytes(shape: Shape) -> int:
+    """Return the projected peak of a process that builds a partition."""
+    return INTERPRETER_NBYTES + 4 * shape.partition_nbytes + 24 * shape.most_points
+
+
+def neighbors_nbytes(shape: Shape) -> int:
+    """Return the projected peak of a process that searches, but for its cache of partitions."""
+    graph = 3 * shape.shard_rows * shape.row_nbytes
+    buffers = max(BUFFERS_NBYTES, 80 * (3 * shape.k + 16) * (shape.itemsize + 8))
+    return INTERPRETER_NBYTES + graph + 2 * shape.partition_nbytes + buffers
+
+
+def driver_nbytes(data: InputShape, shape: Shape) -> int:
+    """Return the projected peak of the process that drives the run: the sample, four times."""
+    return INTERPRETER_NBYTES + 4 * data.sample_size * max(
+        data.row_nbytes, shape.n_columns * shape.itemsize
+    )
+
+
+def disk_nbytes(shape: Shape) -> int:
+    """Return the most that a run has on disk: points twice, or points and graph."""
+    points = shape.n_points * shape.point_nbytes
+    boxes = points // 20
+    graph = shape.n_points * (shape.row_nbytes + shape.number_nbytes)
+    return points + boxes + max(points, graph)

@@ -1,0 +1,69 @@
+"""The pilot: what an exact search of the whole would cost, counted on a sample, never timed.
+
+Memory: the sample, in cells.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spore_dask.exact import Block, block_buffers, build_cells, search_block
+from spore_dask.kernels.cells import Cells
+
+PILOT_HOMES = 16
+SHRINK = 4
+"""The sample is also searched shrunk by this factor, to see how the cost grows."""
+
+PRODUCT_COST = 0.3
+"""Cost of one column in a product, in columns of a direct distance."""
+SCREEN_COST = 9
+"""Cost of looking at one product, in columns of a direct distance."""
+APPROXIMATE_COST = 2000
+"""Points that a point is compared with in an approximate search, about."""
+EXACT_PATIENCE = 4
+"""How many times the cost of an approximate search an exact one may have in "auto"."""
+AUTO_EXACT_COMPARISONS = 10**12
+"""Coordinates in products, N * N * D, up to which "auto" is exact: about half a minute."""
+
+
+def compared_from_cells(cells: Cells, k: int) -> float:
+    """Return the coordinates compared for one point, searching from some of the cells."""
+    n_cells = len(cells.starts) - 1
+    homes = np.arange(0, n_cells, max(1, n_cells // PILOT_HOMES)).tolist()
+    buffers = block_buffers(cells, k)
+    n_compared = n_queries = 0
+    for home in homes:
+        block = Block(home, home + 1, int(cells.starts[home]), int(cells.starts[home + 1]))
+        n_compared += search_block(cells, block, k, buffers)
+        n_queries += block.last - block.first
+    return n_compared / n_queries
+
+
+def compared_by_cells(sample: NDArray[np.floating], k: int, n_points: int) -> float:
+    """Project the coordinates that a point is compared with in an exact search of `n_points`.
+
+    The count on the sample grows to that of the whole as it grew from a part of the sample.
+    """
+    rows = np.arange(len(sample), dtype=np.uint32)
+    counts = []
+    for step in (SHRINK, 1):
+        part = np.ascontiguousarray(sample[::step])
+        counts.append(compared_from_cells(build_cells(part, rows[::step], n_threads=1), k))
+    if len(sample) >= n_points or len(sample) < SHRINK * k:
+        return counts[1]
+    growth = min(1.0, max(0.0, math.log(counts[1] / counts[0], SHRINK)))
+    return float(counts[1] * (n_points / len(sample)) ** growth)
+
+
+def cells_beat_products(compared: float, n_points: int, n_columns: int) -> bool:
+    """Tell whether cells compare less than products with all points would cost."""
+    return compared <= n_points * (PRODUCT_COST * n_columns + SCREEN_COST)
+
+
+def exact_is_cheap(compared: float, n_columns: int, knn: str) -> bool:
+    """Tell whether an exact search over cells costs little enough for what was asked."""
+    patience = EXACT_PATIENCE if knn == "auto" else 1
+    return compared <= patience * APPROXIMATE_COST * n_columns

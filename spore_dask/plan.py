@@ -1,0 +1,195 @@
+"""The plan: what a graph will need in memory and disk, before anything is written.
+
+Reads the source's metadata, writes nothing; refuses what cannot work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from typing import Any
+
+import numpy as np
+import psutil
+from dask.utils import format_bytes, parse_bytes
+
+from spore_dask import memory
+from spore_dask.coordinates import check_options
+from spore_dask.errors import InputError, ParameterError
+from spore_dask.inputs import Input
+from spore_dask.params import RANGES, Params, Range, one_of
+from spore_dask.partitions import sample_size
+from spore_dask.store import Folder
+from spore_dask.threads import n_threads
+
+KNN = one_of("auto", "exact", "approximate")
+KNN_INDEX = one_of("cells", "pynndescent", optional=True)
+RECALL = Range("a number in (0, 1]", lambda v: isinstance(v, float | int) and 0 < v <= 1, float)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `build_graph` is asked for."""
+
+    k: int | None = None
+    knn: str = "auto"
+    knn_index: str | None = None
+    recall_target: float = 0.97
+    n_partitions: int | None = None
+    metric: str = "euclidean"
+    scale: str | None = None
+    seed: int = 42
+
+    def check(self, n_points: int) -> Options:
+        """Return the same with every default filled in, or raise `ParameterError`."""
+        check_options(self.scale, self.metric)
+        RANGES["seed"].check("seed", self.seed)
+        k = RANGES["density_neighbors"].check("k", self.k) or Params().resolve(n_points).k
+        if k >= n_points:
+            raise ParameterError(
+                f"k is {k}, but with {n_points} points it must be in [1, {n_points - 1}]."
+            )
+        index = KNN_INDEX.check("knn_index", self.knn_index)
+        if index == "pynndescent" and self.knn == "exact":
+            raise ParameterError(
+                "knn_index is 'pynndescent', which is approximate, but knn is 'exact': use "
+                "knn_index='cells', or knn='approximate'."
+            )
+        return dataclasses.replace(
+            self,
+            k=k,
+            knn=KNN.check("knn", self.knn),
+            knn_index=index or "cells",
+            recall_target=RECALL.check("recall_target", self.recall_target),
+            n_partitions=RANGES["max_connectivity"].check("n_partitions", self.n_partitions),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a graph will need. Printed, it says so."""
+
+    data: Input
+    options: Options
+    shape: memory.Shape
+    input_shape: memory.InputShape
+    memory_limit: int
+    """Bytes that each process may use."""
+    disk_free: int | None
+    """Bytes free where the run goes, if that is known."""
+
+    def memory(self) -> dict[str, int]:
+        """Return the projected peak of a process in each stage."""
+        return {
+            "driver": memory.driver_nbytes(self.input_shape, self.shape),
+            "scan": memory.scan_nbytes(self.input_shape),
+            "exchange": memory.exchange_nbytes(self.input_shape, self.shape),
+            "partition": memory.gather_nbytes(self.shape),
+            "neighbors": memory.neighbors_nbytes(self.shape),
+        }
+
+    @property
+    def cache_nbytes(self) -> int:
+        """Bytes of other partitions that a searching process keeps: half of what is left."""
+        left = self.memory_limit - memory.neighbors_nbytes(self.shape)
+        return max(0, left // 2)
+
+    def check(self) -> None:
+        """Refuse what cannot work."""
+        for stage, nbytes in self.memory().items():
+            if nbytes > self.memory_limit:
+                raise ParameterError(
+                    f"memory_limit is {format_bytes(self.memory_limit)} a process, but "
+                    f"{self._reason(stage, format_bytes(nbytes))}."
+                )
+        needed = memory.disk_nbytes(self.shape)
+        if self.disk_free is not None and needed > self.disk_free:
+            raise InputError(
+                f"The run needs {format_bytes(needed)} of disk, but "
+                f"{format_bytes(self.disk_free)} are free where it goes: free some, or give "
+                "another `out`."
+            )
+
+    def _reason(self, stage: str, needed: str) -> str:
+        """Say why a stage needs so much, and what to change."""
+        if stage in ("scan", "exchange"):
+            source = self.data.source
+            return (
+                f"{stage} needs {needed} for chunks of {source.chunk_rows} rows "
+                f"({format_bytes(source.chunk_nbytes)}): raise it, or write the data in smaller "
+                "chunks"
+            )
+        if stage == "driver":
+            return f"a sample of {self.input_shape.sample_size} rows needs {needed}: raise it"
+        return (
+            f"{stage} needs {needed} for {self.shape.n_partitions} partitions and k = "
+            f"{self.shape.k}: raise it, or ask for more partitions (n_partitions)"
+        )
+
+    def __str__(self) -> str:
+        shape = self.shape
+        projected = self.memory() | {"limit": self.memory_limit}
+        return "\n".join(
+            [
+                f"graph of {shape.n_points} x {shape.n_columns} "
+                f"{np.dtype(self.data.source.dtype)}, k = {shape.k}",
+                f"{shape.n_partitions} partitions, {shape.n_shards} shards of "
+                f"{shape.shard_rows} points",
+                *(f"{name:<10}{format_bytes(n):>12} a process" for name, n in projected.items()),
+                f"{'disk':<10}{format_bytes(memory.disk_nbytes(shape)):>12}",
+            ]
+        )
+
+
+def make_plan(
+    data: Input, folder: Folder, options: Options, memory_limit: Any, n_workers: int | None
+) -> Plan:
+    """Plan a graph; raise a sentence where it cannot work."""
+    n_points, n_columns = data.source.shape
+    dtype = np.dtype(data.source.dtype)
+    options = options.check(n_points)
+    itemsize = 8 if dtype.itemsize > (2 if dtype.kind in "iu" else 4) else 4
+    shape = memory.shape_of(n_points, n_columns, itemsize, options.k or 1, options.n_partitions)
+    row_nbytes = n_columns * dtype.itemsize
+    plan = Plan(
+        data,
+        options,
+        shape,
+        memory.InputShape(
+            memory.rows_per_task(n_points, row_nbytes, data.source.chunk_rows),
+            row_nbytes,
+            sample_size(n_points, n_columns * itemsize, shape.n_partitions),
+        ),
+        _memory_limit(memory_limit, n_workers),
+        _disk_free(folder),
+    )
+    plan.check()
+    return plan
+
+
+def _memory_limit(memory_limit: Any, n_workers: int | None) -> int:
+    """Return the limit of each process: what is asked for, or a fair share of this machine."""
+    if memory_limit is None:
+        n_processes = 1 + (n_threads() if n_workers is None else n_workers)
+        return int(psutil.virtual_memory().total) // n_processes
+    try:
+        limit = parse_bytes(memory_limit)
+    except (ValueError, AttributeError, TypeError):
+        limit = 0
+    if limit <= 0:
+        raise ParameterError(
+            f"memory_limit is {memory_limit!r}, but it must be a number of bytes or a text such "
+            "as '1GiB'."
+        )
+    return int(limit)
+
+
+def _disk_free(folder: Folder) -> int | None:
+    """Return the bytes free on the disk of a local folder."""
+    if not folder.is_local:
+        return None
+    place = os.path.abspath(folder.url.removeprefix("file://"))
+    while not os.path.exists(place):
+        place = os.path.dirname(place)
+    return shutil.disk_usage(place).free

@@ -1,0 +1,132 @@
+"""The points of a run on disk: renumbered, in partitions, each in cells.
+
+Points have consecutive numbers, partition after partition; copies of heavy points come last, and
+of them only the input rows are kept. Reads and writes partitions; a process keeps those that it has
+read in a cache with a byte budget.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spore_dask.kernels.cells import Cells, cell_starts, n_levels
+from spore_dask.store import Folder
+
+BOXES = "boxes"
+MEANS = "means"
+
+
+@dataclasses.dataclass(frozen=True)
+class Points:
+    """Where points are, and how they are numbered. Small enough to travel with every task."""
+
+    folder: Folder
+    kind: str
+    """`BOXES`: cells of k-d trees; `MEANS`: cells around centres."""
+    n_points: int
+    n_columns: int
+    dtype: str
+    firsts: NDArray[np.int64]
+    """Number of the first point of each partition, and of the first copy."""
+    copy_starts: NDArray[np.int64]
+    """Number of the first copy of each heavy point, and the number of points."""
+    leaders: NDArray[np.int64]
+    """Point whose neighbours the copies of each heavy point share."""
+
+    @property
+    def n_partitions(self) -> int:
+        """Number of partitions."""
+        return len(self.firsts) - 1
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Return the number of points of each partition."""
+        return np.diff(self.firsts)
+
+    def partition_of(self, number: int) -> int:
+        """Return the partition that holds a point."""
+        return int(np.searchsorted(self.firsts, number, side="right")) - 1
+
+    def overlapping(self, first: int, last: int) -> list[tuple[int, int, int]]:
+        """Return the partitions with points in [first, last), and which of their points."""
+        found = []
+        for p in range(self.n_partitions):
+            low, high = int(self.firsts[p]), int(self.firsts[p + 1])
+            if max(low, first) < min(high, last):
+                found.append((p, max(low, first) - low, min(high, last) - low))
+        return found
+
+    def boxes(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the corners of the box of each partition."""
+        low, high = self.folder.read_array("boxes")
+        return low, high
+
+    def cells(self, partition: int) -> Cells:
+        """Return a partition in the cells of a k-d tree."""
+        key = self.folder.url, partition
+        cells: Cells = CACHE.get(key, lambda: self._read_cells(partition))
+        return cells
+
+    def _read_cells(self, partition: int) -> Cells:
+        first = int(self.firsts[partition])
+        n_points = int(self.firsts[partition + 1]) - first
+        folder = self.folder.child(f"partitions/{partition}")
+        return Cells(
+            first=first,
+            starts=cell_starts(n_points, n_levels(n_points)),
+            rows=folder.read_array("rows"),
+            columns=folder.read_array("columns"),
+            low=folder.read_array("low"),
+            high=folder.read_array("high"),
+        )
+
+    def copy_rows(self, first: int, last: int) -> NDArray[Any]:
+        """Return the input rows of the copies with these numbers."""
+        begin = int(self.firsts[-1])
+        return np.asarray(self.folder.open_array("copies")[first - begin : last - begin])
+
+
+def write_cells(folder: Folder, partition: int, cells: Cells) -> None:
+    """Write one partition."""
+    target = folder.child(f"partitions/{partition}")
+    for name in ("rows", "columns", "low", "high"):
+        target.write_array(name, getattr(cells, name))
+
+
+class Cache:
+    """What was read last, up to a number of bytes."""
+
+    def __init__(self, budget_nbytes: int = 64 << 20) -> None:
+        self.budget_nbytes = budget_nbytes
+        self.n_reads = 0
+        self._held: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
+
+    def get(self, key: Any, read: Callable[[], Any]) -> Any:
+        """Return what is held under a key, reading it first if it is not."""
+        if key in self._held:
+            self._held.move_to_end(key)
+            return self._held[key][0]
+        self.n_reads += 1
+        value = read()
+        nbytes = sum(part.nbytes for part in value if isinstance(part, np.ndarray))
+        self._held[key] = value, nbytes
+        while len(self._held) > 1 and self.nbytes() > self.budget_nbytes:
+            self._held.popitem(last=False)
+        return value
+
+    def nbytes(self) -> int:
+        """Return the bytes that are held."""
+        return sum(nbytes for _, nbytes in self._held.values())
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        self._held.clear()
+
+
+CACHE = Cache()
+"""The cache of this process."""

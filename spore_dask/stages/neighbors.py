@@ -1,0 +1,172 @@
+"""Neighbors: find the k nearest others of every point, one shard of the graph a task.
+
+A task searches for the points of its shard, reading other partitions as their boxes come within
+reach, and writes its rows finished, once. Reads the points; writes `neighbors`, `distances` and
+`rows`, each shard by one task.
+Memory: one shard of the graph twice, the partitions that it overlaps, the cache of others, and the
+buffers of one block.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spore_dask.engine import Engine
+from spore_dask.exact import Others, block_buffers, blocks, number_dtype, search_block
+from spore_dask.kernels.cells import Cells
+from spore_dask.kernels.nearest import Buffers, finish
+from spore_dask.memory import Shape
+from spore_dask.points import CACHE, Points
+from spore_dask.store import Folder
+from spore_dask.tasks import Receipt, Work, run_stage, run_work
+
+
+@dataclasses.dataclass(frozen=True)
+class NeighborSpec:
+    """What the search is asked for."""
+
+    points: Points
+    shape: Shape
+    cache_nbytes: int
+    needs_nbytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """Rows of the graph, for the points from `first` on."""
+
+    first: int
+    neighbors: NDArray[Any]
+    distances: NDArray[np.floating]
+    rows: NDArray[Any]
+
+    @property
+    def last(self) -> int:
+        """One more than the number of the last point."""
+        return self.first + len(self.rows)
+
+
+def search_boxes(engine: Engine, folder: Folder, spec: NeighborSpec) -> Receipt:
+    """Search exactly over the cells of k-d trees, or take up what was done before."""
+    return run_stage(folder, functools.partial(_build, engine, spec))
+
+
+def _build(engine: Engine, spec: NeighborSpec, folder: Folder) -> Receipt:
+    create_graph(folder, spec.shape, np.dtype(spec.points.dtype))
+    search = functools.partial(_search_shard, spec, folder)
+    work = Work("neighbors", search, range(spec.shape.n_shards), spec.needs_nbytes)
+    receipts = run_work(engine, folder, work)
+    n_rows = sum(r["n_rows"] for r in receipts)
+    return {
+        "n_rows": n_rows,
+        "certified": sum(r["n_certified"] for r in receipts) / n_rows,
+        "coordinates_compared": sum(r["n_compared"] for r in receipts),
+    }
+
+
+def create_graph(folder: Folder, shape: Shape, dtype: np.dtype[Any]) -> None:
+    """Create the arrays of a graph."""
+    numbers = number_dtype(shape.n_points)
+    size = shape.n_points, shape.k + 1
+    folder.create_array("neighbors", size, numbers, shape.shard_rows, shape.read_rows)
+    folder.create_array("distances", size, dtype, shape.shard_rows, shape.read_rows)
+    folder.create_array("rows", size[:1], numbers, shape.shard_rows, shape.read_rows)
+
+
+def new_shard(spec: NeighborSpec, number: int) -> Shard:
+    """Allocate one shard, with the points themselves filled in."""
+    first = number * spec.shape.shard_rows
+    n_rows = min(spec.shape.shard_rows, spec.shape.n_points - first)
+    numbers = number_dtype(spec.shape.n_points)
+    shard = Shard(
+        first,
+        np.empty((n_rows, spec.shape.k + 1), numbers),
+        np.empty((n_rows, spec.shape.k + 1), spec.points.dtype),
+        np.empty(n_rows, numbers),
+    )
+    shard.neighbors[:, 0] = np.arange(first, first + n_rows)
+    shard.distances[:, 0] = 0
+    return shard
+
+
+def write_shard(folder: Folder, shard: Shard) -> None:
+    """Write one shard of the graph."""
+    for name in ("neighbors", "distances", "rows"):
+        folder.open_array(name, "r+")[shard.first : shard.last] = getattr(shard, name)
+
+
+def _search_shard(spec: NeighborSpec, folder: Folder, number: int) -> Receipt:
+    """Search for the points of one shard, and write its rows."""
+    CACHE.budget_nbytes = spec.cache_nbytes
+    points, k = spec.points, spec.shape.k
+    shard = new_shard(spec, number)
+    n_compared = 0
+    for p, first, last in points.overlapping(shard.first, shard.last):
+        cells = points.cells(p)
+        buffers = block_buffers(cells, k)
+        others = _others(points, p)
+        for block in blocks(cells, k, first, last):
+            n_compared += search_block(cells, block, k, buffers, others)
+            low, high = max(first, block.first), min(last, block.last)
+            places = np.arange(low, high) + cells.first - shard.first
+            _finish(buffers, low - block.first, places, shard)
+        shard.rows[cells.first + first - shard.first :][: last - first] = cells.rows[first:last]
+    _fill_copies(points, shard, k)
+    write_shard(folder, shard)
+    n_rows = len(shard.rows)
+    return {"n_rows": n_rows, "n_certified": n_rows, "n_compared": int(n_compared)}
+
+
+def _others(points: Points, own: int) -> Others:
+    """Return the partitions beside one's own that are not empty."""
+    low, high = points.boxes()
+    numbers = np.flatnonzero(points.sizes() > 0)
+    numbers = numbers[numbers != own]
+    return Others(low[numbers], high[numbers], numbers, points.cells)
+
+
+def _finish(buffers: Buffers, first_query: int, places: NDArray[np.int64], shard: Shard) -> None:
+    """Write the nearest of some queries into a shard; every row must be full."""
+    k = shard.neighbors.shape[1] - 1
+    n_written = finish(buffers, first_query, places, k, False, shard.neighbors, shard.distances)
+    if n_written < len(places):
+        raise RuntimeError("a row of the neighbour graph is not full")
+
+
+def _fill_copies(points: Points, shard: Shard, k: int) -> None:
+    """Fill the rows of copies that were not searched: they share the neighbours of a leader."""
+    begin = max(shard.first, int(points.firsts[-1]))
+    if begin >= shard.last:
+        return
+    shard.rows[begin - shard.first :] = points.copy_rows(begin, shard.last)
+    for h, leader in enumerate(points.leaders.tolist()):
+        first = max(begin, int(points.copy_starts[h]))
+        last = min(shard.last, int(points.copy_starts[h + 1]))
+        if first < last:
+            part = slice(first - shard.first, last - shard.first)
+            neighbors, distances = _search_one(points, leader, k)
+            shard.neighbors[part, 1:] = neighbors
+            shard.distances[part, 1:] = distances
+
+
+def _search_one(points: Points, number: int, k: int) -> tuple[NDArray[Any], NDArray[np.floating]]:
+    """Return the k nearest others of one point."""
+    p = points.partition_of(number)
+    cells: Cells = points.cells(p)
+    place = number - cells.first
+    block = next(blocks(cells, k, place, place + 1))
+    buffers = block_buffers(cells, k)
+    search_block(cells, block, k, buffers, _others(points, p))
+    row = Shard(
+        number,
+        np.empty((1, k + 1), cells.rows.dtype),
+        np.empty((1, k + 1), cells.columns.dtype),
+        cells.rows[place : place + 1],
+    )
+    _finish(buffers, place - block.first, np.zeros(1, np.int64), row)
+    return row.neighbors[0, 1:], row.distances[0, 1:]

@@ -1,0 +1,277 @@
+"""Partition: renumber the points so that neighbours are near each other on disk.
+
+A tree grown on the sample says which partition a point belongs to. First every task sorts some
+input rows by partition and writes them, one file with a bucket for each partition; then every task
+gathers the buckets of one partition and sorts them into cells. Copies of heavy points keep only
+their rows. Reads the source and the scan's sample; writes `partitions/`, `boxes` and `copies`.
+Memory: the chunks that one task reads and twice their working coordinates, or three times one
+partition.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spore_dask.coordinates import Transform
+from spore_dask.engine import Engine
+from spore_dask.errors import InputError
+from spore_dask.exact import build_cells, number_dtype
+from spore_dask.memory import Shape
+from spore_dask.partitions import Tree, build_tree, find_heavy, heavy_points
+from spore_dask.points import Points, write_cells
+from spore_dask.store import Folder, Source
+from spore_dask.tasks import Receipt, Work, run_stage, run_work
+
+COPIES_PER_TASK = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionSpec:
+    """What partitioning is asked for."""
+
+    source: Source
+    rows_per_task: int
+    transform: Transform
+    shape: Shape
+    kind: str
+    seed: int
+    exchange_nbytes: int
+    """Projected peak of a task that sorts input rows."""
+    gather_nbytes: int
+    """Projected peak of a task that builds a partition."""
+
+    @property
+    def row_dtype(self) -> np.dtype[Any]:
+        """Type of input rows."""
+        return number_dtype(self.shape.n_points)
+
+
+def partition(
+    engine: Engine, folder: Folder, spec: PartitionSpec, sample: NDArray[np.floating]
+) -> Points:
+    """Share out the points among partitions, or take up what was done before."""
+    build = functools.partial(_build, engine, spec, sample)
+    summary = run_stage(folder, build)
+    return Points(
+        folder=folder,
+        kind=spec.kind,
+        n_points=spec.shape.n_points,
+        n_columns=spec.shape.n_columns,
+        dtype=spec.transform.dtype.str,
+        firsts=np.array(summary["firsts"]),
+        copy_starts=np.array(summary["copy_starts"]),
+        leaders=np.array(summary["leaders"], np.int64),
+    )
+
+
+def _build(
+    engine: Engine, spec: PartitionSpec, sample: NDArray[np.floating], folder: Folder
+) -> Receipt:
+    heavy = heavy_points(sample)
+    tree = build_tree(sample[find_heavy(sample, heavy) < 0], spec.shape.n_partitions)
+    n_rows, step = spec.shape.n_points, spec.rows_per_task
+    ranges = [(first, min(first + step, n_rows)) for first in range(0, n_rows, step)]
+    exchange = functools.partial(_exchange, spec, folder, tree, heavy)
+    work = Work("exchange", exchange, list(enumerate(ranges)), spec.exchange_nbytes)
+    receipts = run_work(engine, folder, work)
+    counts = np.array([r["counts"] for r in receipts])
+    copies = np.array([r["copies"] for r in receipts], np.int64).reshape(len(receipts), len(heavy))
+    numbering = _number(spec, tree, heavy, counts, copies)
+    buckets = Buckets.write(folder, spec, counts, copies)
+    gather = functools.partial(_gather, spec, buckets, heavy, numbering)
+    full = np.flatnonzero(np.diff(numbering.firsts)).tolist()
+    built = run_work(engine, folder, Work("partition", gather, full, spec.gather_nbytes))
+    _keep_copies(engine, spec, buckets, numbering)
+    boxes = np.zeros((2, spec.shape.n_partitions, spec.shape.n_columns), spec.transform.dtype)
+    leaders = {}
+    for p, receipt in zip(full, built, strict=True):
+        boxes[:, p] = receipt["low"], receipt["high"]
+        leaders.update({int(h): leader for h, leader in receipt["leaders"].items()})
+    folder.write_array("boxes", boxes)
+    folder.remove("buckets")
+    return {
+        "firsts": numbering.firsts.tolist(),
+        "copy_starts": numbering.copy_starts.tolist(),
+        "leaders": [leaders[h] for h in range(len(heavy))],
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbering:
+    """Which numbers partitions and copies get."""
+
+    firsts: NDArray[np.int64]
+    """Number of the first point of each partition, and of the first copy."""
+    copy_starts: NDArray[np.int64]
+    """Number of the first copy of each heavy point that is not searched, and the end."""
+    homes: NDArray[np.int64]
+    """Partition of each heavy point."""
+    n_searched: NDArray[np.int64]
+    """Copies of each heavy point that are searched like other points."""
+
+
+def _number(
+    spec: PartitionSpec,
+    tree: Tree,
+    heavy: NDArray[np.floating],
+    counts: NDArray[np.int64],
+    copies: NDArray[np.int64],
+) -> Numbering:
+    """Number the partitions, and behind them the copies that need no search.
+
+    Of k + 1 identical points or more, only the first k + 1 can be anybody's neighbours.
+    """
+    n_copies = copies.sum(axis=0)
+    n_searched = np.minimum(n_copies, spec.shape.k + 1)
+    homes = tree.assign(heavy)
+    sizes = counts.sum(axis=0) + np.bincount(homes, n_searched, tree.n_partitions).astype(np.int64)
+    limit = spec.shape.most_points
+    if sizes.max() > limit:
+        raise InputError(
+            f"A partition has {sizes.max()} points, but with {tree.n_partitions} partitions the "
+            f"plan allows {limit}: too many points are nearly the same; ask for more partitions "
+            "(n_partitions) or remove copies."
+        )
+    firsts = np.append(0, np.cumsum(sizes))
+    copy_starts = firsts[-1] + np.append(0, np.cumsum(n_copies - n_searched))
+    return Numbering(firsts, copy_starts, homes, n_searched)
+
+
+def _exchange(
+    spec: PartitionSpec,
+    folder: Folder,
+    tree: Tree,
+    heavy: NDArray[np.floating],
+    item: tuple[int, tuple[int, int]],
+) -> Receipt:
+    """Sort some input rows by partition, and write them with a bucket for each.
+
+    Copies of heavy points come last, and only their rows are written.
+    """
+    number, (first, last) = item
+    points = spec.transform.apply(spec.source.read(first, last), first)
+    heavy_of = find_heavy(points, heavy)
+    n_partitions = tree.n_partitions
+    bucket = np.where(heavy_of < 0, tree.assign(points), n_partitions + heavy_of)
+    order = np.argsort(bucket, kind="stable")
+    sizes = np.bincount(bucket, minlength=n_partitions + len(heavy))
+    n_points = int(sizes[:n_partitions].sum())
+    rows = (first + order).astype(spec.row_dtype)
+    buckets = folder.child("buckets")
+    buckets.write_bytes(f"{number}.rows", rows.data.cast("B"))
+    buckets.write_bytes(f"{number}.points", points[order[:n_points]].data.cast("B"))
+    return {"counts": sizes[:n_partitions].tolist(), "copies": sizes[n_partitions:].tolist()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Buckets:
+    """The files of the exchange: each has the points of every partition, one after another."""
+
+    folder: Folder
+    dtype: np.dtype[Any]
+    n_columns: int
+    row_dtype: np.dtype[Any]
+
+    @classmethod
+    def write(
+        cls,
+        folder: Folder,
+        spec: PartitionSpec,
+        counts: NDArray[np.int64],
+        copies: NDArray[np.int64],
+    ) -> Buckets:
+        """Write down how many points of each partition, and copies, each file has."""
+        folder.child("buckets").write_array("counts", counts)
+        folder.child("buckets").write_array("copies", copies)
+        return cls(folder, spec.transform.dtype, spec.shape.n_columns, spec.row_dtype)
+
+    def _read(self, name: str, dtype: np.dtype[Any], first: int, count: int) -> NDArray[Any]:
+        """Read `count` values of a file."""
+        last = (first + count) * dtype.itemsize
+        content = self.folder.child("buckets").read_bytes(name, first * dtype.itemsize, last)
+        return np.frombuffer(content, dtype, count)
+
+    def partition(self, p: int) -> tuple[NDArray[np.floating], NDArray[Any]]:
+        """Return the points of one partition and their rows, which ascend."""
+        counts = self.folder.child("buckets").read_array("counts")
+        size = int(counts[:, p].sum())
+        points = np.empty((size, self.n_columns), self.dtype)
+        rows = np.empty(size, self.row_dtype)
+        place = 0
+        for i, before in enumerate(counts[:, :p].sum(axis=1).tolist()):
+            n = int(counts[i, p])
+            part = slice(place, place + n)
+            width = self.n_columns
+            values = self._read(f"{i}.points", self.dtype, before * width, n * width)
+            points[part] = values.reshape(n, width)
+            rows[part] = self._read(f"{i}.rows", self.row_dtype, before, n)
+            place += n
+        return points, rows
+
+    def copies(self, h: int, first: int, last: int) -> NDArray[Any]:
+        """Return the rows of the copies [first, last) of one heavy point, which ascend."""
+        counts = self.folder.child("buckets").read_array("counts").sum(axis=1)
+        copies = self.folder.child("buckets").read_array("copies")
+        before = counts + copies[:, :h].sum(axis=1)
+        found = [np.empty(0, self.row_dtype)]
+        passed = 0
+        for i, n in enumerate(copies[:, h].tolist()):
+            low, high = max(first - passed, 0), min(last - passed, n)
+            if low < high:
+                start = int(before[i]) + low
+                found.append(self._read(f"{i}.rows", self.row_dtype, start, high - low))
+            passed += n
+        return np.concatenate(found)
+
+
+def _gather(
+    spec: PartitionSpec, buckets: Buckets, heavy: NDArray[np.floating], numbering: Numbering, p: int
+) -> Receipt:
+    """Gather the points of one partition, and sort them into cells."""
+    points, rows = buckets.partition(p)
+    own = np.flatnonzero(numbering.homes == p).tolist()
+    copies = {h: buckets.copies(h, 0, int(numbering.n_searched[h])) for h in own}
+    if copies:
+        points = np.concatenate(
+            [points, *(np.tile(heavy[h], (len(c), 1)) for h, c in copies.items())]
+        )
+        rows = np.concatenate([rows, *copies.values()])
+        order = np.argsort(rows, kind="stable")
+        points, rows = points[order], rows[order]
+    first = int(numbering.firsts[p])
+    cells = build_cells(points, rows, first, n_threads=1)
+    write_cells(buckets.folder, p, cells)
+    leaders = {h: first + int(np.flatnonzero(cells.rows == c[-1])[0]) for h, c in copies.items()}
+    return {"low": cells.low[0].tolist(), "high": cells.high[0].tolist(), "leaders": leaders}
+
+
+def _keep_copies(
+    engine: Engine, spec: PartitionSpec, buckets: Buckets, numbering: Numbering
+) -> None:
+    """Write the rows of the copies that need no search, in the order of their numbers."""
+    n_copies = int(numbering.copy_starts[-1] - numbering.copy_starts[0])
+    if n_copies == 0:
+        return
+    buckets.folder.create_array("copies", (n_copies,), spec.row_dtype, COPIES_PER_TASK, 1 << 12)
+    write = functools.partial(_write_copies, buckets, numbering)
+    items = [(i, min(i + COPIES_PER_TASK, n_copies)) for i in range(0, n_copies, COPIES_PER_TASK)]
+    run_work(engine, buckets.folder, Work("copies", write, items, spec.gather_nbytes))
+
+
+def _write_copies(buckets: Buckets, numbering: Numbering, item: tuple[int, int]) -> Receipt:
+    """Write the rows of some copies."""
+    first, last = item
+    starts = numbering.copy_starts - numbering.copy_starts[0]
+    parts = []
+    for h, n_searched in enumerate(numbering.n_searched.tolist()):
+        low, high = max(first, int(starts[h])), min(last, int(starts[h + 1]))
+        if low < high:
+            shift = n_searched - int(starts[h])
+            parts.append(buckets.copies(h, low + shift, high + shift))
+    buckets.folder.open_array("copies", "r+")[first:last] = np.concatenate(parts)
+    return {"n_copies": last - first}

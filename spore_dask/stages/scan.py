@@ -1,0 +1,135 @@
+"""Scan: read the input once (twice with scaling), check it, and learn what partitioning needs.
+
+Reads the source; writes `sample`, a drawn part of the rows in their input dtype. Leaves the
+transform to working coordinates, the range of each column and a checksum of each part.
+Memory: the chunks that one task reads, and two float64 blocks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import zlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spore_dask.coordinates import (
+    Columns,
+    Transform,
+    check_extent,
+    check_magnitude,
+    column_deviations,
+    fit_transform,
+    measure_columns,
+)
+from spore_dask.engine import Engine
+from spore_dask.errors import InputError
+from spore_dask.partitions import sample_rows
+from spore_dask.store import Folder, Source
+from spore_dask.tasks import Receipt, Work, run_stage, run_work
+
+
+@dataclasses.dataclass(frozen=True)
+class ScanSpec:
+    """What a scan is asked for."""
+
+    source: Source
+    rows_per_task: int
+    sample_size: int
+    scale: str | None
+    metric: str
+    seed: int
+    needs_nbytes: int
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Return the rows [first, last) of each task."""
+        n_rows, step = self.source.shape[0], self.rows_per_task
+        return [(first, min(first + step, n_rows)) for first in range(0, n_rows, step)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan:
+    """What a finished scan knows."""
+
+    folder: Folder
+    transform: Transform
+    checksum: str
+    """Of the rows, in their order."""
+
+    def sample(self) -> NDArray[np.floating]:
+        """Return the working coordinates of the drawn rows."""
+        return self.transform.apply(self.folder.read_array("sample"))
+
+
+def scan(engine: Engine, folder: Folder, spec: ScanSpec) -> Scan:
+    """Scan the source, or take up what an earlier scan has left."""
+    fingerprint = spec.source.fingerprint()
+    known = folder.read_json("source.json")
+    if known is None:
+        folder.write_json("source.json", {"fingerprint": fingerprint})
+    elif known["fingerprint"] != fingerprint:
+        raise InputError(
+            f"The data at {spec.source.url!r} has changed since this run began, which would mix "
+            "old and new points: give another `out`, or remove this one."
+        )
+    summary = run_stage(folder, functools.partial(_build, engine, spec))
+    return Scan(folder, Transform.from_json(summary["transform"]), summary["checksum"])
+
+
+def _build(engine: Engine, spec: ScanSpec, folder: Folder) -> Receipt:
+    measure = functools.partial(_measure, spec, folder)
+    receipts = run_work(engine, folder, Work("scan", measure, spec.ranges(), spec.needs_nbytes))
+    columns = _columns(spec, receipts[0])
+    for receipt in receipts[1:]:
+        columns += _columns(spec, receipt)
+    deviations = None
+    if spec.scale is not None:
+        check_magnitude(columns, spec.scale)
+        deviate = functools.partial(_deviate, spec, columns.means())
+        work = Work("scan-deviations", deviate, spec.ranges(), spec.needs_nbytes)
+        totals = [[int(total) for total in r["deviations"]] for r in run_work(engine, folder, work)]
+        deviations = [sum(column) for column in zip(*totals, strict=True)]
+    dtype = np.dtype(spec.source.dtype)
+    transform = fit_transform(dtype, columns, deviations, spec.scale, spec.metric)
+    if spec.scale is None and spec.metric == "euclidean":
+        check_extent(columns.low, columns.high, transform.dtype)
+    parts = [folder.child("samples").read_array(str(r["first"])) for r in receipts if r["n_drawn"]]
+    folder.write_array("sample", np.concatenate(parts))
+    folder.remove("samples")
+    checksum = zlib.crc32(" ".join(str(r["checksum"]) for r in receipts).encode())
+    return {"transform": transform.to_json(), "checksum": f"{checksum:08x}"}
+
+
+def _measure(spec: ScanSpec, folder: Folder, rows: tuple[int, int]) -> Receipt:
+    """Check and measure some rows, and keep those of them that are in the sample."""
+    first, last = rows
+    data = spec.source.read(first, last)
+    columns = measure_columns(data, first, with_sums=spec.scale is not None)
+    drawn = sample_rows(spec.source.shape[0], spec.sample_size, spec.seed)
+    drawn = drawn[np.searchsorted(drawn, first) : np.searchsorted(drawn, last)]
+    if len(drawn):
+        folder.child("samples").write_array(str(first), data[drawn - first])
+    return {
+        "first": first,
+        "n_rows": len(data),
+        "n_drawn": len(drawn),
+        "low": columns.low.tolist(),
+        "high": columns.high.tolist(),
+        "sums": columns.sums and [str(total) for total in columns.sums],
+        "checksum": zlib.crc32(np.ascontiguousarray(data).data),
+    }
+
+
+def _deviate(spec: ScanSpec, means: NDArray[np.float64], rows: tuple[int, int]) -> Receipt:
+    """Sum up squared deviations from the means; exact, so that chunks do not matter."""
+    deviations = column_deviations(spec.source.read(*rows), means)
+    return {"deviations": [str(total) for total in deviations]}
+
+
+def _columns(spec: ScanSpec, receipt: dict[str, Any]) -> Columns:
+    """Return what one receipt says of the columns."""
+    low, high = np.array(receipt["low"]), np.array(receipt["high"])
+    sums = receipt["sums"] and [int(total) for total in receipt["sums"]]
+    return Columns(receipt["n_rows"], low, high, sums)

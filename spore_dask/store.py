@@ -1,0 +1,248 @@
+"""Where a run keeps its data: the only module that knows Zarr and file systems.
+
+A `Folder` is a directory or a prefix in an object store. Arrays in it are Zarr, with a checksum a
+chunk and without compression: what a run writes is read again soon, and hardly shrinks. Whole
+chunks are written at once, and on local disks files appear whole or not at all.
+A `Source` is the input: a Zarr array that every process can open by its address.
+Memory: what is read or written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import uuid
+from typing import Any
+
+import fsspec
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+from zarr.codecs import Crc32cCodec
+
+from spore_dask.errors import InputError
+
+PARTIAL = ".partial"
+
+
+@dataclasses.dataclass(frozen=True)
+class Folder:
+    """A folder of arrays, documents and further folders, named by its address."""
+
+    url: str
+
+    @property
+    def _files(self) -> tuple[Any, str]:
+        files, path = fsspec.core.url_to_fs(self.url)
+        return files, path.rstrip("/")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this is on a disk that this machine has mounted."""
+        return "file" in np.atleast_1d(self._files[0].protocol)
+
+    def child(self, name: str) -> Folder:
+        """Return a folder in this one."""
+        return Folder(f"{self.url.rstrip('/')}/{name}")
+
+    def exists(self, name: str = "") -> bool:
+        """Tell whether there is something of this name."""
+        files, path = self._files
+        return bool(files.exists(f"{path}/{name}".rstrip("/")))
+
+    def names(self) -> list[str]:
+        """List what is in this folder."""
+        files, path = self._files
+        files.invalidate_cache()
+        if not files.exists(path):
+            return []
+        entries = files.ls(path, detail=False)
+        return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries)
+
+    def remove(self, name: str = "") -> None:
+        """Remove something, if it is there."""
+        files, path = self._files
+        with contextlib.suppress(FileNotFoundError):
+            files.rm(f"{path}/{name}".rstrip("/"), recursive=True)
+
+    def nbytes(self) -> int:
+        """Return the size of everything in this folder."""
+        files, path = self._files
+        return int(sum(files.find(path, detail=False) and files.sizes(files.find(path))))
+
+    def sweep(self) -> None:
+        """Remove what writers that were killed have left behind."""
+        files, path = self._files
+        for entry in files.find(path):
+            if PARTIAL in entry.rsplit("/", 1)[-1]:
+                with contextlib.suppress(FileNotFoundError):
+                    files.rm(entry)
+
+    def write_bytes(self, name: str, content: bytes | memoryview) -> None:
+        """Write a file, whole or not at all."""
+        files, path = self._files
+        if not self.is_local:
+            files.pipe_file(f"{path}/{name}", bytes(content))
+            return
+        target = f"{path}/{name}"
+        partial = f"{target}.{uuid.uuid4().hex}{PARTIAL}"
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with open(partial, "wb") as file:
+            file.write(content)
+        os.replace(partial, target)
+
+    def read_bytes(self, name: str, first: int | None = None, last: int | None = None) -> bytes:
+        """Read a file, or its bytes [first, last)."""
+        files, path = self._files
+        content: bytes = files.cat_file(f"{path}/{name}", start=first, end=last)
+        return content
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write a document."""
+        self.write_bytes(name, json.dumps(value, indent=1).encode())
+
+    def read_json(self, name: str) -> Any:
+        """Read a document; None if it is not there."""
+        try:
+            return json.loads(self.read_bytes(name))
+        except FileNotFoundError:
+            return None
+
+    def create_array(
+        self, name: str, shape: tuple[int, ...], dtype: Any, shard_rows: int, read_rows: int
+    ) -> None:
+        """Create an array of shards of `shard_rows`, each written by one task; once is enough."""
+        if self.exists(f"{name}/zarr.json"):
+            return
+        zarr.create_array(
+            self.child(name).url,
+            shape=shape,
+            dtype=dtype,
+            chunks=(read_rows, *shape[1:]),
+            shards=(shard_rows, *shape[1:]),
+            compressors=[Crc32cCodec()],
+            fill_value=0,
+            config={"write_empty_chunks": True},
+        )
+
+    def open_array(self, name: str, mode: str = "r") -> zarr.Array[Any]:
+        """Open an array, to read or ("r+") to write shards of it."""
+        array = zarr.open_array(self.child(name).url, mode=mode)
+        return array.with_config({"write_empty_chunks": True})
+
+    def write_array(self, name: str, array: NDArray[Any]) -> None:
+        """Write an array as one chunk."""
+        shape = tuple(max(1, n) for n in array.shape)
+        target = zarr.create_array(
+            self.child(name).url,
+            shape=array.shape,
+            dtype=array.dtype,
+            chunks=shape,
+            compressors=[Crc32cCodec()],
+            fill_value=0,
+            overwrite=True,
+            config={"write_empty_chunks": True},
+        )
+        if array.size:
+            target[...] = array
+
+    def read_array(self, name: str) -> NDArray[Any]:
+        """Read an array as a whole."""
+        return np.asarray(self.open_array(name)[...])
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """The input: where its Zarr array is, and what it looks like."""
+
+    url: str
+    shape: tuple[int, int]
+    dtype: str
+    chunk_rows: int
+    """Rows that are read together, because they share a chunk (or shard)."""
+    chunk_nbytes: int
+    """Bytes of the chunks that hold such rows, decoded."""
+    identity: str | None = None
+    """What the content is, where that is known; else the files tell."""
+
+    def read(self, first: int, last: int) -> NDArray[Any]:
+        """Read the rows [first, last)."""
+        return np.asarray(zarr.open_array(self.url, mode="r")[first:last])
+
+    def fingerprint(self) -> str:
+        """Return a hash of the names, sizes and times of the files that the array is made of."""
+        if self.identity is not None:
+            return self.identity
+        files, path = fsspec.core.url_to_fs(self.url)
+        files.invalidate_cache()
+        found = files.find(path, detail=True)
+        lines = [
+            f"{name[len(path) :]} {info['size']} "
+            f"{info.get('ETag') or info.get('mtime') or info.get('LastModified')}"
+            for name, info in sorted(found.items())
+        ]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def hash_of(*parts: Any) -> str:
+    """Return a short name for what some plain values say."""
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def open_source(url: str, component: str | None = None) -> Source:
+    """Open the input by the address of its Zarr array, or of a group and the array's path in it."""
+    address = f"{url.rstrip('/')}/{component}" if component else url.rstrip("/")
+    try:
+        array = zarr.open_array(address, mode="r")
+    except (FileNotFoundError, KeyError, ValueError, zarr.errors.BaseZarrError) as error:
+        hint = _arrays_in(url)
+        raise InputError(
+            f"There is no Zarr array at {address!r} ({type(error).__name__}): give the path of an "
+            f"array, or a group's path and component='name'{hint}."
+        ) from None
+    return describe(array, address)
+
+
+def _arrays_in(url: str) -> str:
+    """Name the arrays of a group, for an error message."""
+    try:
+        group = zarr.open_group(url, mode="r")
+        members = group.members(max_depth=None)
+        names = sorted(name for name, member in members if isinstance(member, zarr.Array))[:8]
+    except Exception:
+        return ""
+    return f" (here {', '.join(names)})" if names else ""
+
+
+def describe(array: zarr.Array[Any], address: str) -> Source:
+    """Return the source that an open array is."""
+    if array.ndim != 2 or array.shape[1] == 0:
+        raise InputError(
+            f"The array at {address!r} has shape {array.shape}, but it must be (points, columns) "
+            "with at least one column."
+        )
+    rows, columns = array.shards or array.chunks
+    across = -(-array.shape[1] // columns) * columns
+    return Source(
+        url=address,
+        shape=(int(array.shape[0]), int(array.shape[1])),
+        dtype=array.dtype.str,
+        chunk_rows=int(min(rows, max(1, array.shape[0]))),
+        chunk_nbytes=int(rows * across * array.dtype.itemsize),
+    )
+
+
+def address_of(array: zarr.Array[Any]) -> str | None:
+    """Return an address by which other processes can open an array; None if there is none."""
+    store, path = array.store_path.store, array.store_path.path
+    if isinstance(store, zarr.storage.LocalStore):
+        root = str(store.root)
+    elif isinstance(store, zarr.storage.FsspecStore):
+        root = store.fs.unstrip_protocol(store.path)
+    else:
+        return None
+    return f"{root}/{path}".rstrip("/")
