@@ -86,11 +86,8 @@ class Block:
 
 def blocks(cells: tree.Cells, k: int, first: int = 0, last: int | None = None) -> Iterator[Block]:
     """Part the home cells that hold the points [first, last) of a partition into blocks."""
-    starts = cells.starts
+    starts, step = cells.starts, _homes_per_block(cells, k)
     last = int(starts[-1]) if last is None else last
-    entry_nbytes = cells.columns.dtype.itemsize + 2 * cells.rows.dtype.itemsize
-    n_queries = BLOCK_NBYTES // ((BUFFER_FACTOR * k + SHORT) * entry_nbytes)
-    step = max(1, n_queries // tree.POINTS_PER_CELL)
     first_home = int(np.searchsorted(starts, first, side="right")) - 1
     last_home = int(np.searchsorted(starts, last, side="left"))
     for home in range(first_home, last_home, step):
@@ -98,9 +95,16 @@ def blocks(cells: tree.Cells, k: int, first: int = 0, last: int | None = None) -
         yield Block(home, stop, int(starts[home]), int(starts[stop]))
 
 
+def _homes_per_block(cells: tree.Cells, k: int) -> int:
+    entry_nbytes = cells.columns.dtype.itemsize + 2 * cells.rows.dtype.itemsize
+    n_queries = BLOCK_NBYTES // ((BUFFER_FACTOR * k + SHORT) * entry_nbytes)
+    return max(1, n_queries // tree.POINTS_PER_CELL)
+
+
 def block_buffers(cells: tree.Cells, k: int) -> Buffers:
-    """Allocate the buffers of the largest block of a partition."""
-    n_queries = max(block.last - block.first for block in blocks(cells, k))
+    """Allocate buffers that any block of a partition fits in."""
+    n_homes = min(len(cells.starts) - 1, _homes_per_block(cells, k))
+    n_queries = n_homes * int(np.diff(cells.starts).max())
     return new_buffers(n_queries, k, cells.columns.dtype, cells.rows.dtype)
 
 

@@ -8,6 +8,7 @@ writes beside. Memory of this process: the sample; of each worker: see `memory`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from typing import Any
 
@@ -18,13 +19,15 @@ from numpy.typing import NDArray
 from spore_dask.engine import Engine, open_engine
 from spore_dask.errors import InputError
 from spore_dask.inputs import find_input
+from spore_dask.pilot import EXACT, PRODUCTS, PYNNDESCENT, choose_search, compared_by_cells
 from spore_dask.plan import Options, Plan, make_plan
-from spore_dask.points import BOXES, CACHE
+from spore_dask.points import BOXES, CACHE, MEANS, Points
 from spore_dask.progress import as_consumer
-from spore_dask.stages.neighbors import NeighborSpec, search_boxes
+from spore_dask.stages.neighbors import NeighborSpec, search_exactly
 from spore_dask.stages.partition import PartitionSpec, partition
-from spore_dask.stages.scan import ScanSpec, scan
+from spore_dask.stages.scan import Scan, ScanSpec, scan
 from spore_dask.store import Folder, hash_of
+from spore_dask.tasks import Work, run_work
 
 FORMAT = 1
 """Version of what is written; another one is another run."""
@@ -204,38 +207,21 @@ def build_graph(
 
 def _build(engine: Engine, folder: Folder, plan: Plan) -> str:
     """Run the stages; return the name of the graph."""
-    shape, needs = plan.shape, plan.memory()
-    scan_spec = _scan_spec(plan)
-    source = dataclasses.astuple(plan.data.source)
-    scan_name = "scan-" + hash_of(
-        FORMAT, source, scan_spec.scale, scan_spec.metric, shape.n_partitions
-    )
-    plan.data.write(engine, needs["scan"])
-    scanned = scan(engine, folder.child(scan_name), scan_spec)
-    points_name = "points-" + hash_of(
-        scan_name, scanned.checksum, BOXES, dataclasses.astuple(shape)
-    )
-    spec = PartitionSpec(
-        plan.data.source,
-        plan.input_shape.rows_per_task,
-        scanned.transform,
-        shape,
-        BOXES,
-        plan.options.seed,
-        needs["exchange"],
-        needs["partition"],
-    )
-    points = partition(engine, folder.child(points_name), spec, scanned.sample())
+    scanned = _scan(engine, folder, plan)
+    search = _choose(engine, plan, scanned)
+    points = _partition(engine, folder, plan, scanned, search)
     plan.data.remove()
-    graph_name = "graph-" + hash_of(points_name)
+    graph_name = "graph-" + hash_of(points.folder.name, search)
     target = folder.child(graph_name)
-    neighbor_spec = NeighborSpec(points, shape, plan.cache_nbytes, needs["neighbors"])
-    found = search_boxes(engine, target, neighbor_spec)
+    needs = plan.memory()["neighbors"]
+    spec = NeighborSpec(points, plan.shape, search == PRODUCTS, plan.cache_nbytes, needs)
+    search_exactly(engine, target, spec)
     summary = {
-        "n_points": shape.n_points,
-        "k": shape.k,
-        "points": points_name,
-        "recall": {"certified": found["certified"], "sampled": 1.0, "error": 0.0},
+        "n_points": plan.shape.n_points,
+        "k": plan.shape.k,
+        "points": points.folder.name,
+        "search": search,
+        "recall": {"certified": 1.0, "sampled": 1.0, "error": 0.0},
         "peak_nbytes": engine.peaks(),
     }
     target.write_json(POINTER, summary)
@@ -243,13 +229,51 @@ def _build(engine: Engine, folder: Folder, plan: Plan) -> str:
     return graph_name
 
 
-def _scan_spec(plan: Plan) -> ScanSpec:
-    return ScanSpec(
+def _scan(engine: Engine, folder: Folder, plan: Plan) -> Scan:
+    """Read and check the source."""
+    options, needs = plan.options, plan.memory()["scan"]
+    plan.data.write(engine, needs)
+    spec = ScanSpec(
         source=plan.data.source,
         rows_per_task=plan.input_shape.rows_per_task,
         sample_size=plan.input_shape.sample_size,
-        scale=plan.options.scale,
-        metric=plan.options.metric,
-        seed=plan.options.seed,
-        needs_nbytes=plan.memory()["scan"],
+        scale=options.scale,
+        metric=options.metric,
+        seed=options.seed,
+        needs_nbytes=needs,
     )
+    name = "scan-" + hash_of(FORMAT, dataclasses.asdict(dataclasses.replace(spec, needs_nbytes=0)))
+    return scan(engine, folder.child(name), spec)
+
+
+def _choose(engine: Engine, plan: Plan, scanned: Scan) -> str:
+    """Return the way to search; where it depends on the data, a pilot on the sample tells."""
+    options, shape = plan.options, plan.shape
+    if options.knn_index == "pynndescent":
+        return PYNNDESCENT
+    pilot = functools.partial(_pilot, scanned, shape.n_points)
+    work = Work(f"pilot-{shape.k}", pilot, [shape.k], plan.memory()["driver"])
+    compared = run_work(engine, scanned.folder, work)[0]["compared"]
+    return choose_search(options.knn, compared, shape.n_points, shape.n_columns)
+
+
+def _pilot(scanned: Scan, n_points: int, k: int) -> dict[str, Any]:
+    """Count what an exact search would compare."""
+    return {"compared": compared_by_cells(scanned.sample(), k, n_points)}
+
+
+def _partition(engine: Engine, folder: Folder, plan: Plan, scanned: Scan, search: str) -> Points:
+    """Share out the points among partitions."""
+    kind, needs = (BOXES if search in EXACT else MEANS), plan.memory()
+    spec = PartitionSpec(
+        source=plan.data.source,
+        rows_per_task=plan.input_shape.rows_per_task,
+        transform=scanned.transform,
+        shape=plan.shape,
+        kind=kind,
+        seed=plan.options.seed,
+        exchange_nbytes=needs["exchange"],
+        gather_nbytes=needs["partition"],
+    )
+    name = hash_of(scanned.folder.name, scanned.checksum, kind, plan.shape)
+    return partition(engine, folder.child(f"points-{name}"), spec, scanned.sample())

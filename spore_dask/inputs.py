@@ -105,7 +105,7 @@ def _copied(content: Any, folder: Folder) -> Input:
 
 
 def _blocks(content: Any, step: int) -> list[tuple[int, int]]:
-    return [(i, min(i + step, len(content))) for i in range(0, content.shape[0], step)]
+    return [(i, min(i + step, content.shape[0])) for i in range(0, content.shape[0], step)]
 
 
 def _content_hash(content: Any) -> int:

@@ -13,6 +13,13 @@ from numpy.typing import NDArray
 from spore_dask.exact import Block, block_buffers, build_cells, search_block
 from spore_dask.kernels.cells import Cells
 
+CELLS = "cells of k-d trees"
+PRODUCTS = "products with all points"
+PROBES = "probes of cells around centres"
+PYNNDESCENT = "pynndescent"
+EXACT = (CELLS, PRODUCTS)
+"""The ways to search."""
+
 PILOT_HOMES = 16
 SHRINK = 4
 """The sample is also searched shrunk by this factor, to see how the cost grows."""
@@ -25,6 +32,8 @@ APPROXIMATE_COST = 2000
 """Points that a point is compared with in an approximate search, about."""
 EXACT_PATIENCE = 4
 """How many times the cost of an approximate search an exact one may have in "auto"."""
+ALWAYS_EXACT_POINTS = 4096
+"""Up to here an exact search is cheaper than the start of an approximate one."""
 AUTO_EXACT_COMPARISONS = 10**12
 """Coordinates in products, N * N * D, up to which "auto" is exact: about half a minute."""
 
@@ -56,6 +65,16 @@ def compared_by_cells(sample: NDArray[np.floating], k: int, n_points: int) -> fl
         return counts[1]
     growth = min(1.0, max(0.0, math.log(counts[1] / counts[0], SHRINK)))
     return float(counts[1] * (n_points / len(sample)) ** growth)
+
+
+def choose_search(knn: str, compared: float, n_points: int, n_columns: int) -> str:
+    """Return how to search, given the coordinates that cells would compare for a point."""
+    if n_points <= ALWAYS_EXACT_POINTS or exact_is_cheap(compared, n_columns, knn):
+        return CELLS
+    affordable = n_points**2 * n_columns <= AUTO_EXACT_COMPARISONS
+    if knn == "exact" or (knn == "auto" and affordable):
+        return CELLS if cells_beat_products(compared, n_points, n_columns) else PRODUCTS
+    return PROBES
 
 
 def cells_beat_products(compared: float, n_points: int, n_columns: int) -> bool:

@@ -40,6 +40,11 @@ class Folder:
         return files, path.rstrip("/")
 
     @property
+    def name(self) -> str:
+        """The last part of the address."""
+        return self.url.rstrip("/").rsplit("/", 1)[-1]
+
+    @property
     def is_local(self) -> bool:
         """Whether this is on a disk that this machine has mounted."""
         return "file" in np.atleast_1d(self._files[0].protocol)

@@ -146,6 +146,20 @@ def fill_cells(points, order, cells, first_cell, last_cell):
 
 
 @kernel
+def points_of(cells):
+    """Return the coordinates of the points of all cells, row by row."""
+    _, starts, _, columns, low, _ = cells
+    n_columns = low.shape[1]
+    points = np.empty((starts[-1], n_columns), columns.dtype)
+    for cell in range(starts.size - 1):
+        start, size = starts[cell], starts[cell + 1] - starts[cell]
+        for i in range(size):
+            for column in range(n_columns):
+                points[start + i, column] = columns[start * n_columns + column * size + i]
+    return points
+
+
+@kernel
 def fill_boxes(cells):
     """Take the boxes of the inner nodes from those of the cells."""
     for node in range(cells.starts.size - 3, -1, -1):

@@ -17,13 +17,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spore_dask.engine import Engine
-from spore_dask.exact import Others, block_buffers, blocks, number_dtype, search_block
-from spore_dask.kernels.cells import Cells
-from spore_dask.kernels.nearest import Buffers, finish
+from spore_dask.exact import (
+    Centred,
+    Others,
+    block_buffers,
+    blocks,
+    centre,
+    compare_block,
+    number_dtype,
+    search_block,
+)
+from spore_dask.kernels.cells import Cells, points_of
+from spore_dask.kernels.nearest import Buffers, finish, new_buffers
 from spore_dask.memory import Shape
 from spore_dask.points import CACHE, Points
 from spore_dask.store import Folder
 from spore_dask.tasks import Receipt, Work, run_stage, run_work
+
+QUERIES_PER_PASS = 4096
+"""Points that are compared with all others while each partition is read once."""
+QUERIES_PER_PRODUCT = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +45,8 @@ class NeighborSpec:
 
     points: Points
     shape: Shape
+    by_products: bool
+    """Whether to compare with all points, because boxes would not prune."""
     cache_nbytes: int
     needs_nbytes: int
 
@@ -46,13 +61,18 @@ class Shard:
     rows: NDArray[Any]
 
     @property
+    def k(self) -> int:
+        """Neighbours of each point."""
+        return int(self.neighbors.shape[1]) - 1
+
+    @property
     def last(self) -> int:
         """One more than the number of the last point."""
         return self.first + len(self.rows)
 
 
-def search_boxes(engine: Engine, folder: Folder, spec: NeighborSpec) -> Receipt:
-    """Search exactly over the cells of k-d trees, or take up what was done before."""
+def search_exactly(engine: Engine, folder: Folder, spec: NeighborSpec) -> Receipt:
+    """Find the true neighbours of every point, or take up what was done before."""
     return run_stage(folder, functools.partial(_build, engine, spec))
 
 
@@ -61,10 +81,8 @@ def _build(engine: Engine, spec: NeighborSpec, folder: Folder) -> Receipt:
     search = functools.partial(_search_shard, spec, folder)
     work = Work("neighbors", search, range(spec.shape.n_shards), spec.needs_nbytes)
     receipts = run_work(engine, folder, work)
-    n_rows = sum(r["n_rows"] for r in receipts)
     return {
-        "n_rows": n_rows,
-        "certified": sum(r["n_certified"] for r in receipts) / n_rows,
+        "n_rows": sum(r["n_rows"] for r in receipts),
         "coordinates_compared": sum(r["n_compared"] for r in receipts),
     }
 
@@ -103,23 +121,62 @@ def write_shard(folder: Folder, shard: Shard) -> None:
 def _search_shard(spec: NeighborSpec, folder: Folder, number: int) -> Receipt:
     """Search for the points of one shard, and write its rows."""
     CACHE.budget_nbytes = spec.cache_nbytes
-    points, k = spec.points, spec.shape.k
+    search = _by_products if spec.by_products else _by_boxes
     shard = new_shard(spec, number)
     n_compared = 0
-    for p, first, last in points.overlapping(shard.first, shard.last):
-        cells = points.cells(p)
-        buffers = block_buffers(cells, k)
-        others = _others(points, p)
-        for block in blocks(cells, k, first, last):
-            n_compared += search_block(cells, block, k, buffers, others)
-            low, high = max(first, block.first), min(last, block.last)
-            places = np.arange(low, high) + cells.first - shard.first
-            _finish(buffers, low - block.first, places, shard)
+    for p, first, last in spec.points.overlapping(shard.first, shard.last):
+        cells = spec.points.cells(p)
+        n_compared += search(spec.points, p, first, last, shard)
         shard.rows[cells.first + first - shard.first :][: last - first] = cells.rows[first:last]
-    _fill_copies(points, shard, k)
+    _fill_copies(spec.points, shard)
     write_shard(folder, shard)
-    n_rows = len(shard.rows)
-    return {"n_rows": n_rows, "n_certified": n_rows, "n_compared": int(n_compared)}
+    return {"n_rows": len(shard.rows), "n_compared": int(n_compared)}
+
+
+def _by_boxes(points: Points, p: int, first: int, last: int, shard: Shard) -> int:
+    """Fill the rows of the points [first, last) of a partition; return coordinates compared."""
+    cells, k = points.cells(p), shard.k
+    buffers = block_buffers(cells, k)
+    others = _others(points, p)
+    n_compared = 0
+    for block in blocks(cells, k, first, last):
+        n_compared += search_block(cells, block, k, buffers, others)
+        low, high = max(first, block.first), min(last, block.last)
+        _finish(buffers, low - block.first, np.arange(low, high) + cells.first, shard)
+    return n_compared
+
+
+def _by_products(points: Points, p: int, first: int, last: int, shard: Shard) -> int:
+    """Do the same by comparing with all points."""
+    low, high = points.boxes()
+    full = points.sizes() > 0
+    low, high = low[full].min(axis=0), high[full].max(axis=0)
+    center = low + (high - low) / 2
+    n_points = int(points.firsts[-1])
+    for begin in range(first, last, QUERIES_PER_PASS):
+        own = _centred(points, p, center).part(begin, min(begin + QUERIES_PER_PASS, last))
+        numbers = np.arange(own.first, own.first + len(own.points), dtype=own.rows.dtype)
+        parts = [
+            slice(i, i + QUERIES_PER_PRODUCT) for i in range(0, len(numbers), QUERIES_PER_PRODUCT)
+        ]
+        buffers = [
+            new_buffers(len(numbers[part]), shard.k, own.points.dtype, own.rows.dtype)
+            for part in parts
+        ]
+        for other in np.flatnonzero(full).tolist():
+            others = _centred(points, other, center)
+            for part, buffer in zip(parts, buffers, strict=True):
+                queries = own.part(part.start, part.stop)
+                compare_block(queries, numbers[part], others, shard.k, buffer)
+        for part, buffer in zip(parts, buffers, strict=True):
+            _finish(buffer, 0, numbers[part].astype(np.int64), shard)
+    return (last - first) * n_points * points.n_columns
+
+
+def _centred(points: Points, p: int, center: NDArray[np.floating]) -> Centred:
+    """Return the points of a partition, ready for products."""
+    cells = points.cells(p)
+    return centre(points_of(cells), cells.rows, cells.first, center)
 
 
 def _others(points: Points, own: int) -> Others:
@@ -130,15 +187,15 @@ def _others(points: Points, own: int) -> Others:
     return Others(low[numbers], high[numbers], numbers, points.cells)
 
 
-def _finish(buffers: Buffers, first_query: int, places: NDArray[np.int64], shard: Shard) -> None:
-    """Write the nearest of some queries into a shard; every row must be full."""
-    k = shard.neighbors.shape[1] - 1
-    n_written = finish(buffers, first_query, places, k, False, shard.neighbors, shard.distances)
-    if n_written < len(places):
+def _finish(buffers: Buffers, first_query: int, numbers: NDArray[np.int64], shard: Shard) -> None:
+    """Write the nearest of some queries, points `numbers`, into a shard; rows must be full."""
+    places = numbers - shard.first
+    into = shard.neighbors, shard.distances
+    if finish(buffers, first_query, places, shard.k, False, *into) < len(places):
         raise RuntimeError("a row of the neighbour graph is not full")
 
 
-def _fill_copies(points: Points, shard: Shard, k: int) -> None:
+def _fill_copies(points: Points, shard: Shard) -> None:
     """Fill the rows of copies that were not searched: they share the neighbours of a leader."""
     begin = max(shard.first, int(points.firsts[-1]))
     if begin >= shard.last:
@@ -149,7 +206,7 @@ def _fill_copies(points: Points, shard: Shard, k: int) -> None:
         last = min(shard.last, int(points.copy_starts[h + 1]))
         if first < last:
             part = slice(first - shard.first, last - shard.first)
-            neighbors, distances = _search_one(points, leader, k)
+            neighbors, distances = _search_one(points, leader, shard.k)
             shard.neighbors[part, 1:] = neighbors
             shard.distances[part, 1:] = distances
 
@@ -168,5 +225,5 @@ def _search_one(points: Points, number: int, k: int) -> tuple[NDArray[Any], NDAr
         np.empty((1, k + 1), cells.columns.dtype),
         cells.rows[place : place + 1],
     )
-    _finish(buffers, place - block.first, np.zeros(1, np.int64), row)
+    _finish(buffers, place - block.first, np.array([number]), row)
     return row.neighbors[0, 1:], row.distances[0, 1:]

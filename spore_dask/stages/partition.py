@@ -163,8 +163,10 @@ def _exchange(
     n_points = int(sizes[:n_partitions].sum())
     rows = (first + order).astype(spec.row_dtype)
     buckets = folder.child("buckets")
-    buckets.write_bytes(f"{number}.rows", rows.data.cast("B"))
-    buckets.write_bytes(f"{number}.points", points[order[:n_points]].data.cast("B"))
+    buckets.write_bytes(f"{number}.rows", rows.view(np.uint8).data)
+    buckets.write_bytes(
+        f"{number}.points", points[order[:n_points]].reshape(-1).view(np.uint8).data
+    )
     return {"counts": sizes[:n_partitions].tolist(), "copies": sizes[n_partitions:].tolist()}
 
 

@@ -1,0 +1,334 @@
+"""The out-of-core graph against the plain one: chunks, workers, partitions, kills and resumes."""
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import dask.array as da
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spore_dask import Graph, InputError, ParameterError, build_graph, plan_graph
+from spore_dask.coordinates import working_coordinates
+from spore_dask.datasets import blobs_and_shapes
+from spore_dask.search import neighbor_rows
+from tests import naive
+from tests.strategies import point_sets
+
+
+def write_zarr(path, x, chunk_rows=1000, **options):
+    array = zarr.create_array(
+        str(path), shape=x.shape, dtype=x.dtype, chunks=(chunk_rows, x.shape[1]), **options
+    )
+    array[...] = x
+    return str(path)
+
+
+def assert_graph(graph, neighbors, distances):
+    found = graph.to_memory()
+    np.testing.assert_array_equal(found[0], neighbors)
+    np.testing.assert_array_equal(found[1], distances)
+
+
+@functools.cache
+def crowd(n_points=30_000, n_columns=3):
+    """Points of varied density, with one large and many small groups of copies."""
+    x, _ = blobs_and_shapes(n_points, n_columns, seed=1, dtype=np.float32)
+    rng = np.random.default_rng(2)
+    x[rng.random(n_points) < 0.2] = x[17]
+    x[n_points // 2 :: 50] = x[rng.integers(0, 40, len(x[n_points // 2 :: 50]))]
+    return x
+
+
+@functools.cache
+def crowd_graph(k=12):
+    rows = neighbor_rows(crowd(), k, "exact")
+    return rows.neighbors, rows.distances
+
+
+@given(points=point_sets(), data=st.data())
+@settings(max_examples=40)
+def test_any_data_chunks_and_partitions_equal_brute_force(tmp_path_factory, points, data):
+    k = data.draw(st.integers(1, len(points) - 1))
+    chunk_rows = data.draw(st.integers(1, len(points)))
+    n_partitions = data.draw(st.integers(1, 6))
+    folder = tmp_path_factory.mktemp("graph")
+    source = write_zarr(folder / "x.zarr", points, chunk_rows)
+    graph = build_graph(
+        source, folder / "out", k, knn="exact", n_partitions=n_partitions, n_workers=0
+    )
+    assert_graph(graph, *naive.neighbor_rows(points, k))
+
+
+@pytest.mark.parametrize(
+    ("chunk_rows", "n_partitions"), [(30_000, None), (7_001, 1), (999, 7), (30_000, 23)]
+)
+def test_chunks_and_partitions_do_not_matter(tmp_path, chunk_rows, n_partitions):
+    source = write_zarr(tmp_path / "x.zarr", crowd(), chunk_rows)
+    graph = build_graph(source, tmp_path / "out", 12, n_partitions=n_partitions, n_workers=0)
+    assert graph.recall.certified == 1
+    assert "certified" in str(graph.recall)
+    assert_graph(graph, *crowd_graph())
+
+
+@pytest.mark.parametrize("n_workers", [1, 2, 3])
+def test_workers_do_not_matter(tmp_path, n_workers):
+    source = write_zarr(tmp_path / "x.zarr", crowd(), 5000)
+    graph = build_graph(source, tmp_path / "out", 12, n_workers=n_workers)
+    assert_graph(graph, *crowd_graph())
+
+
+def test_heavy_copies_are_not_searched(tmp_path):
+    source = write_zarr(tmp_path / "x.zarr", crowd())
+    graph = build_graph(source, tmp_path / "out", 12, n_workers=0)
+    points = Path(graph.path) / graph.summary["points"]
+    n_copies = zarr.open_array(str(points / "copies"), mode="r").shape[0]
+    n_equal = int((crowd() == crowd()[17]).all(axis=1).sum())
+    assert n_copies >= n_equal - 13 > 5000
+
+
+def test_products_where_boxes_prune_nothing(tmp_path):
+    x = np.random.default_rng(0).random((5000, 60)).astype(np.float32)
+    x[:200] = x[0]
+    graph = build_graph(x, tmp_path / "out", 10, knn="exact", n_partitions=3, n_workers=0)
+    assert graph.summary["search"] == "products with all points"
+    rows = neighbor_rows(x, 10, "exact")
+    assert_graph(graph, rows.neighbors, rows.distances)
+
+
+def as_dask(x, folder):
+    return da.from_array(x, chunks=(700, 2))
+
+
+def as_v2(x, folder):
+    return write_zarr(folder / "v2.zarr", x, 500, zarr_format=2)
+
+
+def as_component(x, folder):
+    group = zarr.open_group(str(folder / "group.zarr"), mode="w")
+    array = group.create_array("obsm/X_pca", shape=x.shape, dtype=x.dtype, chunks=(300, 2))
+    array[...] = x
+    return str(folder / "group.zarr")
+
+
+def as_memory_zarr(x, folder):
+    return zarr.array(x, chunks=(512, 3))
+
+
+def as_local_zarr(x, folder):
+    return zarr.open_array(write_zarr(folder / "v3.zarr", x, 800, shards=(1600, 3)), mode="r")
+
+
+@pytest.mark.parametrize(
+    "give", [as_dask, as_v2, as_component, as_memory_zarr, as_local_zarr, lambda x, folder: x]
+)
+def test_sources(tmp_path, give):
+    x = crowd(4000).copy()
+    component = "obsm/X_pca" if give is as_component else None
+    source = give(x, tmp_path)
+    graph = build_graph(source, tmp_path / "out", 5, component=component, n_workers=0)
+    assert_graph(graph, *naive.neighbor_rows(x, 5))
+    assert not list((tmp_path / "out").glob("input-*"))
+    again = build_graph(source, tmp_path / "out", 5, component=component, n_workers=0)
+    assert again.name == graph.name
+
+
+def test_a_dask_array_on_workers(tmp_path):
+    x = crowd(4000)
+    graph = build_graph(as_dask(x, tmp_path), tmp_path / "out", 5, n_workers=2)
+    assert_graph(graph, *naive.neighbor_rows(x, 5))
+
+
+@pytest.mark.parametrize("dtype", ["f2", ">f4", "f8", "i1", "u2", "i4", "i8", "?"])
+@pytest.mark.parametrize(("scale", "metric"), [(None, "euclidean"), ("standard", "cosine")])
+def test_input_types_and_working_coordinates(tmp_path, dtype, scale, metric):
+    x = (100 * crowd(1500) - 50).astype(dtype)
+    if dtype == "?":
+        x = np.random.default_rng(0).random((1500, 3)) < [0.5, 0.1, 0.9]
+    if dtype == "i8":
+        x[0] = 2**40
+    points = working_coordinates(x, scale, metric)
+    source = write_zarr(tmp_path / "x.zarr", x, 400)
+    graph = build_graph(source, tmp_path / "out", 6, scale=scale, metric=metric, n_workers=0)
+    assert graph.distances.dtype == points.dtype
+    assert_graph(graph, *naive.neighbor_rows(points, 6))
+
+
+def test_clip_minmax(tmp_path):
+    x = crowd(3000).astype(np.float64)
+    x[5] = 1e6
+    source = write_zarr(tmp_path / "x.zarr", x, 777)
+    graph = build_graph(source, tmp_path / "out", 6, scale="clip-minmax", n_workers=0)
+    assert_graph(graph, *naive.neighbor_rows(working_coordinates(x, "clip-minmax"), 6))
+
+
+def test_the_default_k_is_that_of_the_default_parameters(tmp_path):
+    graph = build_graph(crowd(2000), tmp_path / "out", n_workers=0)
+    assert graph.k == 30
+
+
+REFUSED = {
+    "k": (dict(k=4000), ParameterError, r"k is 4000, .* \[1, 3999\]"),
+    "memory": (dict(memory_limit="100MiB"), ParameterError, "memory_limit is 100.00 MiB"),
+    "memory text": (dict(memory_limit="much"), ParameterError, "memory_limit is 'much'"),
+    "knn": (dict(knn="fast"), ParameterError, "knn is 'fast'"),
+    "index": (dict(knn_index="hnsw"), ParameterError, "knn_index is 'hnsw'"),
+    "both": (dict(knn_index="pynndescent", knn="exact"), ParameterError, "approximate"),
+    "recall": (dict(recall_target=1.5), ParameterError, "recall_target is 1.5"),
+    "partitions": (dict(n_partitions=0), ParameterError, "n_partitions is 0"),
+    "metric": (dict(metric="manhattan"), ParameterError, "metric is 'manhattan'"),
+    "component": (dict(component="x"), InputError, "component is 'x'"),
+}
+
+
+@pytest.mark.parametrize("options, error, message", REFUSED.values(), ids=REFUSED)
+def test_what_cannot_work_is_refused_before_anything_is_written(tmp_path, options, error, message):
+    with pytest.raises(error, match=message):
+        build_graph(crowd(4000), tmp_path / "out", **{"n_workers": 0} | options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_chunk_beyond_the_limit_is_refused(tmp_path):
+    big = zarr.create_array(
+        str(tmp_path / "x.zarr"), shape=(10**8, 10), dtype="f4", chunks=(10**8, 10)
+    )
+    with pytest.raises(ParameterError, match=r"chunks of 100000000 rows .* smaller chunks"):
+        build_graph(big, tmp_path / "out", 5, memory_limit="1GiB")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_is_refused(tmp_path, monkeypatch):
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    with pytest.raises(InputError, match=r"needs .* of disk, but 0.98 kiB are free"):
+        build_graph(crowd(4000), tmp_path / "out", 5, n_workers=0)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_plan_says_what_it_needs(tmp_path):
+    text = str(plan_graph(crowd(4000), tmp_path / "out", 5, memory_limit="1GiB"))
+    assert "4000 x 3 float32, k = 5" in text
+    assert "neighbors" in text
+    assert "1.00 GiB" in text
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_and_wrong_sources(tmp_path):
+    with pytest.raises(InputError, match="There is no Zarr array at"):
+        build_graph(str(tmp_path / "nothing"), tmp_path / "out")
+    source = as_component(crowd(100), tmp_path)
+    with pytest.raises(InputError, match="obsm/X_pca"):
+        build_graph(source, tmp_path / "out")
+    with pytest.raises(InputError, match="shape"):
+        build_graph(zarr.array(np.zeros(5)), tmp_path / "out")
+
+
+def test_bad_values_name_their_row(tmp_path):
+    x = crowd(3000).copy()
+    x[2500, 1] = np.nan
+    source = write_zarr(tmp_path / "x.zarr", x, 400)
+    with pytest.raises(InputError, match="Row 2500, column 1"):
+        build_graph(source, tmp_path / "out", 5, n_workers=0)
+    x[2500] = 0
+    with pytest.raises(InputError, match="Row 2500 .* zero vector"):
+        build_graph(x, tmp_path / "out2", 5, metric="cosine", n_workers=0)
+
+
+def test_changed_data_is_an_error(tmp_path):
+    source = write_zarr(tmp_path / "x.zarr", crowd(3000), 400)
+    build_graph(source, tmp_path / "out", 5, n_workers=0)
+    zarr.open_array(source, mode="r+")[0] = 7
+    with pytest.raises(InputError, match="has changed"):
+        build_graph(source, tmp_path / "out", 5, n_workers=0)
+
+
+def test_graphs_lie_beside_each_other_and_open_again(tmp_path):
+    x = crowd(3000)
+    first = build_graph(x, tmp_path / "out", 5, n_workers=0)
+    second = build_graph(x, tmp_path / "out", 7, n_workers=0)
+    assert Graph(tmp_path / "out").name == second.name
+    assert_graph(Graph(tmp_path / "out", first.name), *naive.neighbor_rows(x, 5))
+    assert (Graph(tmp_path / "out").k, Graph(tmp_path / "out").n_points) == (7, 3000)
+    np.testing.assert_array_equal(np.sort(second.rows[...]), np.arange(3000))
+    with pytest.raises(InputError, match="no finished graph"):
+        Graph(tmp_path / "nothing")
+
+
+def count_tasks(events, stage="neighbors"):
+    return sum(e.kind == "task-done" and e.stage == stage for e in events)
+
+
+def test_the_same_call_finds_everything_done(tmp_path):
+    source = write_zarr(tmp_path / "x.zarr", crowd(), 5000)
+    build_graph(source, tmp_path / "out", 12, n_workers=0)
+    events = []
+    graph = build_graph(source, tmp_path / "out", 12, n_workers=0, progress=events.append)
+    assert count_tasks(events) == 0
+    assert_graph(graph, *crowd_graph())
+
+
+def test_a_killed_worker_changes_nothing(tmp_path):
+    source = write_zarr(tmp_path / "x.zarr", crowd(), 5000)
+    killed = []
+
+    def kill_once(event):
+        if event.kind == "task-done" and event.stage == "neighbors" and not killed:
+            killed.append(int(event.process.rsplit(":", 1)[-1]))
+            os.kill(killed[0], signal.SIGKILL)
+
+    graph = build_graph(
+        source, tmp_path / "out", 12, n_workers=2, n_partitions=40, progress=kill_once
+    )
+    assert killed
+    assert killed[0] != os.getpid()
+    assert_graph(graph, *crowd_graph())
+
+
+DRIVER = """
+import sys
+from spore_dask import build_graph
+build_graph(sys.argv[1], sys.argv[2], 12, n_workers=2, n_partitions=60)
+"""
+
+
+@pytest.mark.parametrize("stage", ["partition", "neighbors"])
+def test_a_killed_driver_continues_with_the_finished_tasks(tmp_path, stage):
+    source = write_zarr(tmp_path / "x.zarr", crowd(), 5000)
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, source, str(tmp_path / "out")])
+    deadline = time.monotonic() + 120
+    receipts = []
+    while len(receipts) < 5 and time.monotonic() < deadline and driver.poll() is None:
+        receipts = list((tmp_path / "out").glob(f"*/receipts-{stage}/*.json"))
+        time.sleep(0.01)
+    driver.kill()
+    driver.wait()
+    assert len(receipts) >= 5
+    events = []
+    graph = build_graph(
+        source, tmp_path / "out", 12, n_workers=0, n_partitions=60, progress=events.append
+    )
+    assert count_tasks(events, stage) <= 60 - 5
+    assert_graph(graph, *crowd_graph())
+    assert not list((tmp_path / "out").rglob("*.partial*"))
+    assert not list((tmp_path / "out").glob("points-*/buckets"))
+
+
+def test_peak_memory_is_within_the_projection(tmp_path):
+    x, _ = blobs_and_shapes(400_000, 8, dtype=np.float32)
+    source = write_zarr(tmp_path / "x.zarr", x, 100_000)
+    plan = plan_graph(source, tmp_path / "out", 30, memory_limit="1GiB")
+    graph = build_graph(source, tmp_path / "out", 30, memory_limit="1GiB", n_workers=2)
+    workers = [
+        nbytes
+        for name, nbytes in graph.summary["peak_nbytes"].items()
+        if not name.endswith(f":{os.getpid()}")
+    ]
+    assert len(workers) >= 1
+    assert max(workers) <= max(plan.memory().values()) + plan.cache_nbytes <= 1 << 30
