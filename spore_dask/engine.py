@@ -814,11 +814,10 @@ def _claim_slot(root: Path) -> Path:
 
 
 def _code_version() -> str:
-    """Return a hash of this package's source and of what compiles it."""
+    """Return a hash of the source of this package's kernels and of what compiles it."""
     digest = hashlib.sha256(f"{sys.version} {importlib.metadata.version('numba')}".encode())
-    package = Path(__file__).parent
-    for path in sorted(package.rglob("*.py")):
-        digest.update(f"\n{path.relative_to(package)}\n".encode() + path.read_bytes())
+    for path in sorted((Path(__file__).parent / "kernels").glob("*.py")):
+        digest.update(f"\n{path.name}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:24]
 
 

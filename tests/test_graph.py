@@ -175,20 +175,20 @@ def test_the_default_k_is_that_of_the_default_parameters(tmp_path):
 
 
 REFUSED = {
-    "k": (dict(k=4000), ParameterError, r"k is 4000, .* \[1, 3999\]"),
-    "memory": (dict(memory_limit="100MiB"), ParameterError, "memory_limit is 100.00 MiB"),
-    "memory text": (dict(memory_limit="much"), ParameterError, "memory_limit is 'much'"),
-    "knn": (dict(knn="fast"), ParameterError, "knn is 'fast'"),
-    "index": (dict(knn_index="hnsw"), ParameterError, "knn_index is 'hnsw'"),
-    "both": (dict(knn_index="pynndescent", knn="exact"), ParameterError, "approximate"),
-    "recall": (dict(recall_target=1.5), ParameterError, "recall_target is 1.5"),
-    "partitions": (dict(n_partitions=0), ParameterError, "n_partitions is 0"),
-    "metric": (dict(metric="manhattan"), ParameterError, "metric is 'manhattan'"),
-    "component": (dict(component="x"), InputError, "component is 'x'"),
+    "k": ({"k": 4000}, ParameterError, r"k is 4000, .* \[1, 3999\]"),
+    "memory": ({"memory_limit": "100MiB"}, ParameterError, "memory_limit is 100.00 MiB"),
+    "memory text": ({"memory_limit": "much"}, ParameterError, "memory_limit is 'much'"),
+    "knn": ({"knn": "fast"}, ParameterError, "knn is 'fast'"),
+    "index": ({"knn_index": "hnsw"}, ParameterError, "knn_index is 'hnsw'"),
+    "both": ({"knn_index": "pynndescent", "knn": "exact"}, ParameterError, "approximate"),
+    "recall": ({"recall_target": 1.5}, ParameterError, "recall_target is 1.5"),
+    "partitions": ({"n_partitions": 0}, ParameterError, "n_partitions is 0"),
+    "metric": ({"metric": "manhattan"}, ParameterError, "metric is 'manhattan'"),
+    "component": ({"component": "x"}, InputError, "component is 'x'"),
 }
 
 
-@pytest.mark.parametrize("options, error, message", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("options", "error", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_work_is_refused_before_anything_is_written(tmp_path, options, error, message):
     with pytest.raises(error, match=message):
         build_graph(crowd(4000), tmp_path / "out", **{"n_workers": 0} | options)
@@ -237,7 +237,7 @@ def test_bad_values_name_their_row(tmp_path):
     with pytest.raises(InputError, match="Row 2500, column 1"):
         build_graph(source, tmp_path / "out", 5, n_workers=0)
     x[2500] = 0
-    with pytest.raises(InputError, match="Row 2500 .* zero vector"):
+    with pytest.raises(InputError, match=r"Row 2500 .* zero vector"):
         build_graph(x, tmp_path / "out2", 5, metric="cosine", n_workers=0)
 
 

@@ -1,0 +1,65 @@
+import dataclasses
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spore_dask import memory
+
+sizes = st.tuples(
+    st.integers(2, 2**40), st.integers(1, 5000), st.sampled_from([4, 8]), st.integers(1, 500)
+)
+
+
+@given(sizes=sizes, n_partitions=st.none() | st.integers(1, 10**6))
+def test_shards_cover_the_points(sizes, n_partitions):
+    shape = memory.shape_of(*sizes, n_partitions)
+    assert shape.shard_rows % shape.read_rows == 0
+    assert (shape.n_shards - 1) * shape.shard_rows < shape.n_points
+    assert shape.n_shards * shape.shard_rows >= shape.n_points
+    if n_partitions is not None:
+        assert shape.n_partitions == n_partitions
+        assert shape.n_shards <= n_partitions
+    assert shape.most_points * shape.n_partitions >= shape.n_points
+
+
+@given(sizes=sizes)
+def test_partitions_and_shards_stay_small_by_default(sizes):
+    shape = memory.shape_of(*sizes)
+    mean = -(-shape.n_points // shape.n_partitions)
+    assert mean == 1 or mean * shape.point_nbytes <= memory.PARTITION_NBYTES
+    assert mean == 1 or mean * shape.row_nbytes <= memory.SHARD_NBYTES + memory.READ_ROWS * 8
+
+
+def test_numbers_widen():
+    assert memory.shape_of(2**32, 2, 4, 10).number_nbytes == 4
+    assert memory.shape_of(2**32 + 1, 2, 4, 10).number_nbytes == 8
+
+
+def test_small_data_still_has_parts_for_workers():
+    assert memory.shape_of(100_000, 2, 4, 30).n_partitions == 16
+    assert memory.shape_of(1000, 2, 4, 30).n_partitions == 1
+
+
+@given(
+    n_rows=st.integers(1, 10**10),
+    row_nbytes=st.integers(1, 10**5),
+    chunk_rows=st.integers(1, 10**6),
+)
+def test_tasks_read_whole_chunks(n_rows, row_nbytes, chunk_rows):
+    chunk_rows = min(chunk_rows, n_rows)
+    rows = memory.rows_per_task(n_rows, row_nbytes, chunk_rows)
+    assert rows == n_rows or rows % chunk_rows == 0
+    assert rows == chunk_rows or rows * row_nbytes <= memory.MOST_TASK_NBYTES
+
+
+def test_projections_grow_with_what_they_hold():
+    small = memory.shape_of(10**6, 8, 4, 20, 16)
+    data = memory.InputShape(10_000, 32, 1000)
+    larger_k = dataclasses.replace(small, k=40)
+    assert memory.neighbors_nbytes(larger_k) > memory.neighbors_nbytes(small)
+    assert memory.gather_nbytes(dataclasses.replace(small, n_partitions=4)) > memory.gather_nbytes(
+        small
+    )
+    wider = dataclasses.replace(data, rows_per_task=10**6)
+    assert memory.exchange_nbytes(wider, small) > memory.exchange_nbytes(data, small)
+    assert memory.scan_nbytes(wider) > memory.scan_nbytes(data)

@@ -1,0 +1,94 @@
+import json
+
+import numpy as np
+import pytest
+import zarr
+
+from spore_dask.store import Folder, hash_of, open_source
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Folder(str(tmp_path / "run"))
+
+
+def test_documents(folder):
+    assert folder.read_json("a.json") is None
+    assert folder.names() == []
+    folder.child("deep/er").write_json("a.json", {"x": [1, 2.5]})
+    assert folder.read_json("deep/er/a.json") == {"x": [1, 2.5]}
+    assert folder.names() == ["deep"]
+    assert folder.child("deep/er").name == "er"
+
+
+def test_files_appear_whole_or_not_at_all(folder, tmp_path, monkeypatch):
+    folder.write_bytes("a", b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", lambda *names: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            folder.write_bytes("a", b"new and longer")
+    assert folder.read_bytes("a") == b"old"
+    assert len(list((tmp_path / "run").iterdir())) == 2
+    folder.sweep()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["a"]
+
+
+def test_ranges_of_files(folder):
+    folder.write_bytes("a", np.arange(10, dtype=np.uint8).data)
+    assert folder.read_bytes("a", 3, 6) == bytes([3, 4, 5])
+
+
+@pytest.mark.parametrize("shape", [(7,), (0,), (4, 3), (0, 5)])
+def test_arrays_in_one_chunk(folder, shape):
+    array = np.random.default_rng(0).random(shape).astype(np.float32)
+    folder.write_array("x", array)
+    folder.write_array("x", array)
+    found = folder.read_array("x")
+    np.testing.assert_array_equal(found, array)
+    assert found.dtype == array.dtype
+
+
+def test_shards_are_written_apart_and_created_once(folder):
+    folder.create_array("g", (100, 3), np.uint32, 32, 16)
+    folder.open_array("g", "r+")[32:64] = 1
+    folder.create_array("g", (100, 3), np.uint32, 32, 16)
+    folder.open_array("g", "r+")[96:100] = 2
+    found = folder.open_array("g")[...]
+    assert (found[:, 0] == np.repeat([0, 1, 0, 2], [32, 32, 32, 4])).all()
+
+
+def test_a_damaged_chunk_is_noticed(folder, tmp_path):
+    folder.write_array("x", np.arange(1000))
+    (chunk,) = (tmp_path / "run" / "x" / "c").iterdir()
+    content = bytearray(chunk.read_bytes())
+    content[100] ^= 1
+    chunk.write_bytes(content)
+    with pytest.raises(ValueError, match="checksum"):
+        folder.read_array("x")
+
+
+def test_remove_and_size(folder):
+    assert folder.nbytes() == 0
+    folder.write_bytes("a/b", b"12345")
+    folder.write_bytes("a/c", b"678")
+    assert folder.nbytes() == 8
+    folder.remove("a")
+    folder.remove("a")
+    assert not folder.exists("a")
+
+
+def test_fingerprint_follows_the_files(tmp_path):
+    path = str(tmp_path / "x.zarr")
+    array = zarr.create_array(path, shape=(10, 2), dtype="f4", chunks=(5, 2))
+    array[...] = 1
+    source = open_source(path)
+    before = source.fingerprint()
+    assert open_source(path).fingerprint() == before
+    array[7] = 3
+    assert source.fingerprint() != before
+
+
+def test_names_are_hashes_of_what_they_depend_on():
+    assert hash_of(1, "a", None) == hash_of(1, "a", None)
+    assert hash_of(1, "a", None) != hash_of(1, "a", 0)
+    assert json.dumps(hash_of({"b": 1, "a": 2})) == json.dumps(hash_of({"a": 2, "b": 1}))
