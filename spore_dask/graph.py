@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import warnings
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from spore_dask.pilot import EXACT, PRODUCTS, PYNNDESCENT, choose_search, compar
 from spore_dask.plan import Options, Plan, make_plan
 from spore_dask.points import BOXES, CACHE, MEANS, Points
 from spore_dask.progress import as_consumer
+from spore_dask.stages.approximate import ApproximateSpec, search_approximately
 from spore_dask.stages.neighbors import NeighborSpec, search_exactly
 from spore_dask.stages.partition import PartitionSpec, partition
 from spore_dask.stages.scan import Scan, ScanSpec, scan
@@ -211,22 +213,56 @@ def _build(engine: Engine, folder: Folder, plan: Plan) -> str:
     search = _choose(engine, plan, scanned)
     points = _partition(engine, folder, plan, scanned, search)
     plan.data.remove()
-    graph_name = "graph-" + hash_of(points.folder.name, search)
-    target = folder.child(graph_name)
+    target = folder.child(
+        "graph-" + hash_of(points.folder.name, search, plan.options.recall_target)
+    )
+    if search in EXACT:
+        found = search_exactly(engine, target, _neighbor_spec(plan, points, search))
+        recall = Recall(certified=1.0, sampled=1.0, error=0.0)
+    else:
+        found = search_approximately(engine, target, _approximate_spec(plan, points, search))
+        recall = Recall(certified=0.0, sampled=found["recall"], error=found["error"])
+    if target.read_json(POINTER) is None:
+        summary = {
+            "n_points": plan.shape.n_points,
+            "k": plan.shape.k,
+            "points": points.folder.name,
+            "search": search,
+            "found": found,
+            "recall": dataclasses.asdict(recall),
+            "peak_nbytes": engine.peaks(),
+        }
+        target.write_json(POINTER, summary)
+    folder.write_json(POINTER, {"name": target.name})
+    _warn_if_short(recall, plan.options.recall_target)
+    return target.name
+
+
+def _warn_if_short(recall: Recall, target: float) -> None:
+    """Say so where a graph has less than was asked for."""
+    if recall.sampled < target:
+        warnings.warn(
+            f"The graph has {recall}, but recall_target is {target:g}: the data is hard for an "
+            "approximate search; use knn='exact', or accept what it has.",
+            stacklevel=4,
+        )
+
+
+def _neighbor_spec(plan: Plan, points: Points, search: str) -> NeighborSpec:
     needs = plan.memory()["neighbors"]
-    spec = NeighborSpec(points, plan.shape, search == PRODUCTS, plan.cache_nbytes, needs)
-    search_exactly(engine, target, spec)
-    summary = {
-        "n_points": plan.shape.n_points,
-        "k": plan.shape.k,
-        "points": points.folder.name,
-        "search": search,
-        "recall": {"certified": 1.0, "sampled": 1.0, "error": 0.0},
-        "peak_nbytes": engine.peaks(),
-    }
-    target.write_json(POINTER, summary)
-    folder.write_json(POINTER, {"name": graph_name})
-    return graph_name
+    return NeighborSpec(points, plan.shape, search == PRODUCTS, plan.cache_nbytes, needs)
+
+
+def _approximate_spec(plan: Plan, points: Points, search: str) -> ApproximateSpec:
+    return ApproximateSpec(
+        points=points,
+        shape=plan.shape,
+        by_descent=search == PYNNDESCENT,
+        recall_target=plan.options.recall_target,
+        seed=plan.options.seed,
+        cache_nbytes=plan.cache_nbytes,
+        needs_nbytes=plan.memory()["neighbors"],
+    )
 
 
 def _scan(engine: Engine, folder: Folder, plan: Plan) -> Scan:
@@ -251,15 +287,16 @@ def _choose(engine: Engine, plan: Plan, scanned: Scan) -> str:
     options, shape = plan.options, plan.shape
     if options.knn_index == "pynndescent":
         return PYNNDESCENT
-    pilot = functools.partial(_pilot, scanned, shape.n_points)
-    work = Work(f"pilot-{shape.k}", pilot, [shape.k], plan.memory()["driver"])
+    pilot = functools.partial(_pilot, scanned, shape.n_points, options.knn)
+    work = Work(f"pilot-{options.knn}-{shape.k}", pilot, [shape.k], plan.memory()["driver"])
     compared = run_work(engine, scanned.folder, work)[0]["compared"]
     return choose_search(options.knn, compared, shape.n_points, shape.n_columns)
 
 
-def _pilot(scanned: Scan, n_points: int, k: int) -> dict[str, Any]:
+def _pilot(scanned: Scan, n_points: int, knn: str, k: int) -> dict[str, Any]:
     """Count what an exact search would compare."""
-    return {"compared": compared_by_cells(scanned.sample(), k, n_points)}
+    sample = scanned.sample()
+    return {"compared": compared_by_cells(sample, min(k, len(sample) - 1), n_points, knn)}
 
 
 def _partition(engine: Engine, folder: Folder, plan: Plan, scanned: Scan, search: str) -> Points:

@@ -26,6 +26,9 @@ MOST_TASK_NBYTES = 32 << 20
 FLOAT_BLOCK_NBYTES = 16 << 20
 BUFFERS_NBYTES = 8 << 20
 
+LIST_MARGIN = 4
+MOST_PROBES = 64
+
 INTERPRETER_NBYTES = 320 << 20
 """A process with numba, Zarr and distributed loaded and kernels compiled."""
 
@@ -139,6 +142,19 @@ def neighbors_nbytes(shape: Shape) -> int:
     graph = 3 * shape.shard_rows * shape.row_nbytes
     buffers = max(BUFFERS_NBYTES, 80 * (3 * shape.k + 16) * (shape.itemsize + 8))
     return INTERPRETER_NBYTES + graph + 2 * shape.partition_nbytes + buffers
+
+
+def approximate_nbytes(shape: Shape) -> int:
+    """Return the projected peak of a process that searches approximately, but for its cache.
+
+    Two partitions, lists three times, their buffers, the probes, and one shard of the graph.
+    """
+    width, n_points = shape.k + LIST_MARGIN, shape.most_points
+    entry = shape.itemsize + shape.number_nbytes
+    lists = n_points * width * (3 * entry + 3 * (entry + 1))
+    points = 2 * n_points * shape.n_columns * shape.itemsize
+    graph = 2 * shape.shard_rows * shape.row_nbytes
+    return INTERPRETER_NBYTES + lists + points + 8 * MOST_PROBES * n_points + graph
 
 
 def driver_nbytes(data: InputShape, shape: Shape) -> int:

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from spore_dask.kernels import means
 from spore_dask.kernels.copies import hash_rows
 from spore_dask.kernels.routes import route
 
 SAMPLES_PER_PARTITION = 1024
+MEANS_SAMPLES = 1000
 SAMPLE_NBYTES = 64 << 20
 HEAVY_SAMPLES = 16
 """A point whose copies are drawn this often is heavy: its copies are kept apart."""
@@ -51,9 +53,25 @@ class Tree:
         partitions: NDArray[np.int64] = route(points, self.columns, self.values, self.children)
         return partitions
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return arrays that `Tree(n_partitions, **arrays)` makes the same tree of."""
-        return {"columns": self.columns, "values": self.values, "children": self.children}
+
+@dataclasses.dataclass(frozen=True)
+class MeansTree:
+    """Hyperplanes that do the same in many dimensions."""
+
+    n_partitions: int
+    planes: means.Tree
+
+    def assign(self, points: NDArray[np.floating]) -> NDArray[np.int64]:
+        """Return the partition of each point."""
+        partitions: NDArray[np.int64] = means.assign(self.planes, points)
+        return partitions
+
+
+def build_means_tree(sample: NDArray[np.floating], n_partitions: int, seed: int) -> MeansTree:
+    """Part the sample by hyperplanes between means, into parts of about equal size."""
+    if len(sample) > MEANS_SAMPLES * n_partitions:
+        sample = sample[:: len(sample) // (MEANS_SAMPLES * n_partitions)]
+    return MeansTree(n_partitions, means.build_tree(sample, n_partitions, seed))
 
 
 def build_tree(sample: NDArray[np.floating], n_partitions: int) -> Tree:

@@ -21,17 +21,17 @@ EXACT = (CELLS, PRODUCTS)
 """The ways to search."""
 
 PILOT_HOMES = 16
+PILOT_SHRINK = 16
 SHRINK = 4
-"""The sample is also searched shrunk by this factor, to see how the cost grows."""
+"""The sample is also searched shrunk by these factors, to see how the cost grows."""
 
 PRODUCT_COST = 0.3
 """Cost of one column in a product, in columns of a direct distance."""
 SCREEN_COST = 9
 """Cost of looking at one product, in columns of a direct distance."""
-APPROXIMATE_COST = 2000
-"""Points that a point is compared with in an approximate search, about."""
-EXACT_PATIENCE = 4
-"""How many times the cost of an approximate search an exact one may have in "auto"."""
+EXACT_COORDINATES = {"auto": 1_000_000, "approximate": 200_000}
+"""Coordinates compared for a point up to which an exact search is worth its proof: in "auto" about
+four times the cost of an approximate one, in "approximate" as much."""
 ALWAYS_EXACT_POINTS = 4096
 """Up to here an exact search is cheaper than the start of an approximate one."""
 AUTO_EXACT_COMPARISONS = 10**12
@@ -51,38 +51,39 @@ def compared_from_cells(cells: Cells, k: int) -> float:
     return n_compared / n_queries
 
 
-def compared_by_cells(sample: NDArray[np.floating], k: int, n_points: int) -> float:
+def compared_by_cells(sample: NDArray[np.floating], k: int, n_points: int, knn: str) -> float:
     """Project the coordinates that a point is compared with in an exact search of `n_points`.
 
-    The count on the sample grows to that of the whole as it grew from a part of the sample.
+    The count on the sample grows to that of the whole half as fast as it grew from a part of the
+    sample, which is about what it does. Stops where that part settles the choice.
     """
     rows = np.arange(len(sample), dtype=np.uint32)
-    counts = []
-    for step in (SHRINK, 1):
-        part = np.ascontiguousarray(sample[::step])
-        counts.append(compared_from_cells(build_cells(part, rows[::step], n_threads=1), k))
-    if len(sample) >= n_points or len(sample) < SHRINK * k:
-        return counts[1]
-    growth = min(1.0, max(0.0, math.log(counts[1] / counts[0], SHRINK)))
-    return float(counts[1] * (n_points / len(sample)) ** growth)
+    for step in (PILOT_SHRINK, SHRINK):
+        few = np.ascontiguousarray(sample[::step])
+        first = compared_from_cells(
+            build_cells(few, rows[::step], n_threads=1), min(k, len(few) - 1)
+        )
+        projected = first * math.sqrt(n_points / len(few))
+        if knn != "exact" and projected > EXACT_COORDINATES[knn]:
+            return projected
+    second = compared_from_cells(build_cells(sample, rows, n_threads=1), k)
+    growth = min(1.0, max(0.0, math.log(second / first, SHRINK))) / 2
+    return float(second * (n_points / len(sample)) ** growth)
 
 
 def choose_search(knn: str, compared: float, n_points: int, n_columns: int) -> str:
     """Return how to search, given the coordinates that cells would compare for a point."""
-    if n_points <= ALWAYS_EXACT_POINTS or exact_is_cheap(compared, n_columns, knn):
-        return CELLS
     affordable = n_points**2 * n_columns <= AUTO_EXACT_COMPARISONS
-    if knn == "exact" or (knn == "auto" and affordable):
-        return CELLS if cells_beat_products(compared, n_points, n_columns) else PRODUCTS
-    return PROBES
+    exact = knn == "exact" or (knn == "auto" and affordable)
+    if n_points <= ALWAYS_EXACT_POINTS or (
+        exact and cells_beat_products(compared, n_points, n_columns)
+    ):
+        return CELLS
+    if exact:
+        return PRODUCTS
+    return CELLS if compared <= EXACT_COORDINATES[knn] else PROBES
 
 
 def cells_beat_products(compared: float, n_points: int, n_columns: int) -> bool:
     """Tell whether cells compare less than products with all points would cost."""
     return compared <= n_points * (PRODUCT_COST * n_columns + SCREEN_COST)
-
-
-def exact_is_cheap(compared: float, n_columns: int, knn: str) -> bool:
-    """Tell whether an exact search over cells costs little enough for what was asked."""
-    patience = EXACT_PATIENCE if knn == "auto" else 1
-    return compared <= patience * APPROXIMATE_COST * n_columns

@@ -25,6 +25,7 @@ from spore_dask.threads import n_threads
 
 KNN = one_of("auto", "exact", "approximate")
 KNN_INDEX = one_of("cells", "pynndescent", optional=True)
+FEW_COLUMNS = 3
 RECALL = Range("a number in (0, 1]", lambda v: isinstance(v, float | int) and 0 < v <= 1, float)
 
 
@@ -81,18 +82,28 @@ class Plan:
 
     def memory(self) -> dict[str, int]:
         """Return the projected peak of a process in each stage."""
-        return {
+        projected = {
             "driver": memory.driver_nbytes(self.input_shape, self.shape),
             "scan": memory.scan_nbytes(self.input_shape),
             "exchange": memory.exchange_nbytes(self.input_shape, self.shape),
             "partition": memory.gather_nbytes(self.shape),
             "neighbors": memory.neighbors_nbytes(self.shape),
         }
+        if self.may_approximate:
+            approximate = memory.approximate_nbytes(self.shape)
+            projected["neighbors"] = max(projected["neighbors"], approximate)
+        return projected
+
+    @property
+    def may_approximate(self) -> bool:
+        """Whether the search may turn out to be approximate: few dimensions always prune."""
+        few = self.shape.n_columns <= FEW_COLUMNS and self.options.knn_index == "cells"
+        return self.options.knn != "exact" and not few
 
     @property
     def cache_nbytes(self) -> int:
         """Bytes of other partitions that a searching process keeps: half of what is left."""
-        left = self.memory_limit - memory.neighbors_nbytes(self.shape)
+        left = self.memory_limit - self.memory()["neighbors"]
         return max(0, left // 2)
 
     def check(self) -> None:

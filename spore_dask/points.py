@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spore_dask.kernels.cells import Cells, cell_starts, n_levels
+from spore_dask.kernels.probes import Part
 from spore_dask.store import Folder
 
 BOXES = "boxes"
@@ -85,6 +86,46 @@ class Points:
             high=folder.read_array("high"),
         )
 
+    def part(self, partition: int) -> Part:
+        """Return a partition in cells around centres."""
+        key = self.folder.url, partition
+        part: Part = CACHE.get(key, lambda: self._read_part(partition))
+        return part
+
+    def _read_part(self, partition: int) -> Part:
+        first, folder = int(self.firsts[partition]), self.folder.child(f"partitions/{partition}")
+        names = ("points", "starts", "centers")
+        return Part(first, *(folder.read_array(name) for name in names))
+
+    def centers(self, partition: int) -> NDArray[np.floating]:
+        """Return the centres of the cells of a partition."""
+        return self._small(partition, "centers")
+
+    def starts(self, partition: int) -> NDArray[np.int64]:
+        """Return where each cell of a partition starts among its points, and the end."""
+        return self._small(partition, "starts")
+
+    def rows(self, partition: int) -> NDArray[Any]:
+        """Return the input row of each point of a partition."""
+        return self._small(partition, "rows")
+
+    def _small(self, partition: int, name: str) -> NDArray[Any]:
+        """Read one array of a partition."""
+        folder = self.folder.child(f"partitions/{partition}")
+        key = self.folder.url, partition, name
+        found: tuple[NDArray[Any]] = CACHE.get(key, lambda: (folder.read_array(name),))
+        return found[0]
+
+    def copies_in(self, first: int, last: int) -> list[tuple[int, tuple[int, int]]]:
+        """Return the leader and the numbers of each run of copies among points [first, last)."""
+        found = []
+        for h, leader in enumerate(self.leaders.tolist()):
+            low = max(first, int(self.copy_starts[h]))
+            high = min(last, int(self.copy_starts[h + 1]))
+            if low < high:
+                found.append((leader, (low, high)))
+        return found
+
     def copy_rows(self, first: int, last: int) -> NDArray[Any]:
         """Return the input rows of the copies with these numbers."""
         begin = int(self.firsts[-1])
@@ -92,10 +133,18 @@ class Points:
 
 
 def write_cells(folder: Folder, partition: int, cells: Cells) -> None:
-    """Write one partition."""
+    """Write one partition in the cells of a k-d tree."""
     target = folder.child(f"partitions/{partition}")
     for name in ("rows", "columns", "low", "high"):
         target.write_array(name, getattr(cells, name))
+
+
+def write_part(folder: Folder, partition: int, part: Part, rows: NDArray[Any]) -> None:
+    """Write one partition in cells around centres."""
+    target = folder.child(f"partitions/{partition}")
+    target.write_array("rows", rows)
+    for name in ("points", "starts", "centers"):
+        target.write_array(name, getattr(part, name))
 
 
 class Cache:

@@ -1,45 +1,68 @@
-"""Approximate nearest neighbours in many dimensions: probes, then refinement, until it is enough.
+"""The steps of an approximate search in many dimensions: probes, then rounds of refinement.
 
-Reads working coordinates, writes rows of the neighbour graph. Each step works on arrays alone, for
-one home partition, in one thread, and meets the points of others one partition at a time: tasks
-elsewhere are made of the same steps.
-
-Memory beside the graph: the points once more, the lists (9 bytes an entry, twice in a round), and
-for each thread the buffers and candidates of one partition.
+Each step works for one home partition, in one thread, and meets the points of others one partition
+at a time through an `Index`, in memory or on disk. Points carry numbers, partition after partition;
+lists hold rough squared distances until `measure_rows` puts direct ones in their place.
+Memory: two partitions, the lists of one with their buffers and candidates, and the centres of the
+cells near its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
-from spore_dask.kernels import joins, means, probes
+from spore_dask.kernels import joins, probes
+from spore_dask.kernels.columns import column_limits
 from spore_dask.kernels.probes import Lists, Part, new_buffers, new_lists
-from spore_dask.threads import in_threads
+from spore_dask.memory import LIST_MARGIN
 
-SAMPLE_PER_PARTITION = 1000
-"""Points a partition that the tree is built from."""
 NEAR_CELLS = 256
 """Cells that a home cell keeps in view, beside `NEAR_FACTOR` times the probes of a point."""
 NEAR_FACTOR = 4
-MARGIN = 4
+MARGIN = LIST_MARGIN
 """Entries of a list beyond k, for what rough distances may get wrong."""
-PILOT_POINTS = 300
-"""Points that are searched exactly, to count recall."""
 FEWEST_PROBES = 8
 START_RECALL = 0.7
 """Recall of the probes alone from which refinement gets on."""
-RECALL_TARGET = 0.97
 MAX_ROUNDS = 4
 LEAST_GAIN = 0.003
-"""Recall that a round must have brought for another one to be made."""
+"""Recall that a round must have brought for another one like it to be made."""
 LEVEL = 1 + 1e-5
 """Factor within which rough squares count as equal."""
+CELLS_PER_PASS = 128
+"""Home cells that meet the neighbours of their neighbours together."""
+OVERLAP = 1.0
+"""Points of others that pynndescent gets, over those of the partition."""
+
+
+class Index(Protocol):
+    """Points in partitions and cells around centres; partitions may be empty."""
+
+    @property
+    def firsts(self) -> NDArray[np.int64]:
+        """Number of the first point of each partition, and the number of all points."""
+
+    def part(self, partition: int) -> Part:
+        """Return the points of a partition."""
+
+    def centers(self, partition: int) -> NDArray[np.floating]:
+        """Return the centres of its cells."""
+
+    def starts(self, partition: int) -> NDArray[np.int64]:
+        """Return where its cells start, and the end."""
+
+    def rows(self, partition: int) -> NDArray[Any]:
+        """Return the input rows of its points."""
+
+
+HeadsOf = Callable[[NDArray[np.integer], int], tuple[NDArray[np.integer], NDArray[np.bool_]]]
+"""What brings the first entries of the lists of some points, ascending, and which are fresh."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,292 +81,278 @@ EASY = Effort(10, 20, 16384)
 HARD = Effort(30, 50, 32768)
 
 
-@dataclasses.dataclass(frozen=True)
-class Partitions:
-    """Points in the order of partitions and cells, numbered in that order."""
+def next_effort(effort: Effort | None, n_probes: int, gain: float) -> Effort | None:
+    """Return the effort of the next round, None where another would hardly help.
 
-    parts: list[Part]
-    rows: list[NDArray[np.int64]]
-    """Input row of each point, for each partition."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Truth:
-    """What an exact search of some points says."""
-
-    numbers: NDArray[np.int64]
-    """Points that were searched."""
-    lists: Lists
-    """Their k nearest, by rough squares."""
-
-
-def approximate_rows(
-    points: NDArray[np.floating],
-    k: int,
-    n_partitions: int,
-    *,
-    n_probes: int | None = None,
-    n_rounds: int | None = None,
-    recall_target: float = RECALL_TARGET,
-    effort: Effort | None = None,
-    seed: int = 42,
-) -> tuple[NDArray[np.int64], NDArray[Any], float]:
-    """Find most of the k nearest others of each point.
-
-    Parameters
-    ----------
-    points : float32 or float64 array (N, D), C-contiguous
-        Working coordinates.
-    k : int, 1 to N - 1
-    n_partitions : int
-    n_probes : int, optional
-        Cells that each point probes; by default as many as the pilot asks for.
-    n_rounds : int, optional
-        Rounds of refinement; by default as many as the recall target needs, 4 at most.
-    recall_target : float
-    effort : Effort, optional
-        By default `EASY` where the fewest probes get far enough, `HARD` otherwise.
-    seed : int
-
-    Returns
-    -------
-    neighbors : int64 array (N, k + 1)
-        Each point, then neighbours by (distance, row), as input rows.
-    distances : array (N, k + 1)
-        Direct distances, in the dtype of the points.
-    recall : float
-        Sampled.
+    Rounds begin easy where the fewest probes got far enough, and become hard when they stop paying.
     """
-    with threadpool_limits(limits=1, user_api="blas"):
-        partitions = split_points(points, n_partitions, seed)
-        parts = partitions.parts
-        truth = search_sample(parts, k, PILOT_POINTS, seed)
-        width = min(k + MARGIN, len(points) - 1)
-        n_probes = n_probes or choose_n_probes(parts, truth, START_RECALL)
-        effort = effort or (EASY if n_probes <= FEWEST_PROBES else HARD)
-        lists = in_threads(lambda home: probe(parts, home, n_probes, width), range(len(parts)))
-        exchange(parts, lists)
-        recall = sampled_recall(parts, lists, truth)
-        for _ in range(MAX_ROUNDS if n_rounds is None else n_rounds):
-            if n_rounds is None and recall >= recall_target:
-                break
-            last = recall
-            lists = join(parts, lists, effort)
-            exchange(parts, lists)
-            recall = sampled_recall(parts, lists, truth)
-            if n_rounds is None and recall < last + LEAST_GAIN:
-                break
-        return *_rows(partitions, lists, k), recall
+    if effort is None:
+        return EASY if n_probes <= FEWEST_PROBES else HARD
+    if gain >= LEAST_GAIN:
+        return effort
+    return HARD if effort == EASY else None
 
 
-def split_points(points: NDArray[np.floating], n_partitions: int, seed: int) -> Partitions:
-    """Divide points into partitions, none of them empty, and these into cells."""
-    rng = np.random.default_rng(seed)
-    n_sampled = min(len(points), SAMPLE_PER_PARTITION * n_partitions)
-    sample = points[np.sort(rng.choice(len(points), n_sampled, replace=False))]
-    tree = means.build_tree(sample, n_partitions, seed)
-    step = -(-len(points) // n_partitions)
-    blocks = range(0, len(points), step)
-    part_of = np.concatenate(
-        in_threads(lambda first: means.assign(tree, points[first : first + step]), blocks)
-    )
-    members = [np.flatnonzero(part_of == i) for i in range(n_partitions)]
-    members = [rows for rows in members if len(rows)]
-    firsts = np.cumsum([0, *map(len, members)])
-
-    def make_part(i: int) -> tuple[Part, NDArray[np.int64]]:
-        cells = means.cluster_cells(points[members[i]], seed)
-        rows = members[i][cells.order]
-        return Part(int(firsts[i]), points[rows], cells.starts, cells.centers), rows
-
-    made = in_threads(make_part, range(len(members)))
-    return Partitions([part for part, _ in made], [rows for _, rows in made])
+def full_partitions(index: Index) -> list[int]:
+    """Return the partitions that are not empty."""
+    found: list[int] = np.flatnonzero(np.diff(index.firsts)).tolist()
+    return found
 
 
-def search_sample(parts: Sequence[Part], k: int, n_sampled: int, seed: int) -> Truth:
-    """Search some points exactly, up to the rounding of products: they meet every cell."""
-    n_points = sum(len(part.points) for part in parts)
-    rng = np.random.default_rng(seed)
-    numbers = np.sort(rng.choice(n_points, min(n_points, n_sampled), replace=False))
-    sample = np.concatenate([part.points[_inside(numbers, part) - part.first] for part in parts])
-    own = numbers[:, None].astype(_number_dtype(n_points))
+def number_dtype(n_points: int) -> np.dtype[Any]:
+    """Return the type of numbers in lists, which are signed."""
+    return np.dtype(np.int32 if n_points < 2**31 else np.int64)
+
+
+def meet_all(
+    index: Index, p: int, sample: NDArray[np.floating], numbers: NDArray[np.int64], k: int
+) -> Lists:
+    """Return the nearest of sampled points in one partition, up to the rounding of products.
+
+    `numbers` are their own, so that they are not offered themselves.
+    """
+    part = index.part(p)
+    own = numbers[:, None].astype(number_dtype(int(index.firsts[-1])))
     lists = new_lists(len(sample), k, sample.dtype, own.dtype)
     buffers = new_buffers(len(sample), k, sample.dtype, own.dtype)
-    for part in parts:
-        n_cells = len(part.starts) - 1
-        probers = np.tile(np.arange(len(sample), dtype=np.int32), n_cells)
-        starts = np.arange(n_cells + 1) * len(sample)
-        none = (
-            -1 - n_points
-        )  # the sample has no numbers of its own: `known` keeps a point from itself
-        probes.search_part(sample, none, probers, starts, part, own, k, buffers)
-    probes.write_lists(buffers, lists)
-    return Truth(numbers, lists)
-
-
-def choose_n_probes(parts: Sequence[Part], truth: Truth, start_recall: float) -> int:
-    """Return the smallest of 8, 16, 32, ... probes that reaches a recall by itself."""
-    ranks = probe_ranks(parts, truth)
-    n_cells = sum(len(part.centers) for part in parts)
-    n_probes = FEWEST_PROBES
-    while n_probes < n_cells and np.mean(ranks < n_probes) < start_recall:
-        n_probes *= 2
-    return min(n_probes, n_cells)
-
-
-def probe_ranks(parts: Sequence[Part], truth: Truth) -> NDArray[np.int64]:
-    """Return, for each true neighbour of the sample, how many cells are nearer than its own."""
-    sample = np.concatenate(
-        [part.points[_inside(truth.numbers, part) - part.first] for part in parts]
-    )
-    centers = np.concatenate([part.centers for part in parts])
-    middle = centers.mean(axis=0)
-    lengths = ((centers - middle) ** 2).sum(axis=1)
-    squares = lengths - 2 * ((sample - middle) @ (centers - middle).T)
-    places = np.argsort(np.argsort(squares, axis=1), axis=1)
-    ends = np.concatenate([part.first + part.starts[1:] for part in parts])
-    cells = np.searchsorted(ends, truth.lists.numbers, side="right")
-    return np.take_along_axis(places, cells, axis=1)
-
-
-def sampled_recall(parts: Sequence[Part], lists: Sequence[Lists], truth: Truth) -> float:
-    """Return the share of the sample's true neighbours that are found, ties included."""
-    k = truth.lists.squares.shape[1]
-    found = np.concatenate(
-        [
-            each.squares[_inside(truth.numbers, part) - part.first, :k]
-            for part, each in zip(parts, lists, strict=True)
-        ]
-    )
-    return float(np.mean(found <= truth.lists.squares[:, -1:] * LEVEL))
-
-
-def probe(parts: Sequence[Part], home: int, n_probes: int, width: int) -> Lists:
-    """Make the lists of one partition from the cells that its points probe."""
-    own = parts[home]
-    n_rows = len(own.points)
-    centers = [part.centers for part in parts]
-    first_cells = np.cumsum([0, *map(len, centers)])
-    n_cells = int(first_cells[-1])
-    sizes = np.concatenate([np.diff(part.starts) for part in parts])
-    n_probes = min(n_cells, max(n_probes, probes.fewest_probes(sizes, width)))
-    n_near = min(n_cells, NEAR_CELLS + NEAR_FACTOR * n_probes)
-    near = probes.near_cells(own.centers, centers, n_near)
-    chosen = probes.choose_probes(
-        own.points, own.starts, own.centers, near, np.concatenate(centers), n_probes
-    )
-    probers, starts = probes.group_probers(chosen, n_cells)
-    number_dtype = _number_dtype(sum(len(part.points) for part in parts))
-    lists = new_lists(n_rows, width, own.points.dtype, number_dtype)
-    buffers = new_buffers(n_rows, width, own.points.dtype, number_dtype)
-    known = np.empty((n_rows, 0), number_dtype)
-    others = [i for i in range(len(parts)) if i != home]
-    for i in [home, *others]:  # at home first: what is found there rules out most of the rest
-        its_starts = starts[first_cells[i] : first_cells[i + 1] + 1]
-        probes.search_part(
-            own.points, own.first, probers, its_starts, parts[i], known, width, buffers
-        )
+    n_cells = len(part.starts) - 1
+    probers = np.tile(np.arange(len(sample), dtype=np.int32), n_cells)
+    starts = np.arange(n_cells + 1) * len(sample)
+    apart = -1 - len(sample)  # so that no place in the sample is taken for a point's number
+    probes.search_part(sample, apart, probers, starts, part, own, k, buffers)
     probes.write_lists(buffers, lists)
     return lists
 
 
-def exchange(parts: Sequence[Part], lists: Sequence[Lists]) -> None:
-    """Offer every edge of the lists to its other end, and change the lists."""
-    limits = [each.squares[:, -1].copy() for each in lists]
-
-    def edges(home: int) -> list[tuple[NDArray[Any], ...]]:
-        first = parts[home].first
-        return [
-            joins.reverse_edges(lists[home], first, limit, part.first)
-            for limit, part in zip(limits, parts, strict=True)
-        ]
-
-    def merge(home: int) -> None:
-        for bucket in buckets:
-            joins.merge_edges(lists[home], parts[home].first, *bucket[home])
-
-    buckets = in_threads(edges, range(len(parts)))
-    in_threads(merge, range(len(parts)))
+def nearest_of(found: Sequence[Lists], k: int) -> Lists:
+    """Return the k nearest of lists of the same points from different partitions."""
+    squares = np.concatenate([each.squares for each in found], axis=1)
+    numbers = np.concatenate([each.numbers for each in found], axis=1)
+    order = np.argsort(squares, axis=1, kind="stable")[:, :k]
+    squares = np.take_along_axis(squares, order, axis=1)
+    numbers = np.take_along_axis(numbers, order, axis=1)
+    return Lists(numbers, squares, np.zeros(squares.shape, bool))
 
 
-def join(parts: Sequence[Part], lists: Sequence[Lists], effort: Effort) -> list[Lists]:
-    """Return lists that have met the neighbours of their neighbours."""
-    heads = np.concatenate([each.numbers[:, : effort.n_heads] for each in lists])
-    fresh = np.concatenate([each.fresh[:, : effort.n_heads] for each in lists])
+def probe_ranks(
+    index: Index, sample: NDArray[np.floating], neighbors: NDArray[np.integer]
+) -> NDArray[np.int64]:
+    """Return, for each true neighbour of sampled points, how many cells are nearer than its own."""
+    own = np.zeros(neighbors.shape, np.float64)
+    ranks = np.zeros(neighbors.shape, np.int64)
+    for step in ("own", "count"):
+        for p in full_partitions(index):
+            squares = _squares(sample, index.centers(p))
+            if step == "own":
+                places = neighbors - index.firsts[p]
+                here = (places >= 0) & (neighbors < index.firsts[p + 1])
+                cells = np.searchsorted(index.starts(p), places[here], side="right") - 1
+                own[here] = squares[np.nonzero(here)[0], cells]
+            else:
+                squares.sort(axis=1)
+                for i in range(len(sample)):
+                    ranks[i] += np.searchsorted(squares[i], own[i])
+    return ranks
 
-    def join_home(home: int) -> Lists:
-        middles = lists[home].numbers[:, : effort.n_near]
-        return join_partition(parts, home, lists[home], middles, heads, fresh, effort)
 
-    return in_threads(join_home, range(len(parts)))
+def _squares(points: NDArray[np.floating], centers: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return squared distances of points and centres, in float64."""
+    near, far = points.astype(np.float64), centers.astype(np.float64)
+    middle = far.mean(axis=0)
+    near, far = near - middle, far - middle
+    found = (near**2).sum(axis=1)[:, None] + (far**2).sum(axis=1) - 2 * near @ far.T
+    return np.asarray(found)
+
+
+def enough_probes(ranks: NDArray[np.int64], start_recall: float = START_RECALL) -> int:
+    """Return the smallest of 8, 16, 32, ... probes that reaches a recall by itself."""
+    n_probes = FEWEST_PROBES
+    while np.mean(ranks < n_probes) < start_recall and n_probes <= ranks.max():
+        n_probes *= 2
+    return n_probes
+
+
+@dataclasses.dataclass(frozen=True)
+class Probes:
+    """Which cells the points of a partition probe."""
+
+    cells: NDArray[np.int32]
+    """(n, probes): numbers of cells, over all partitions that are not empty."""
+    first_cells: NDArray[np.int64]
+    """Number of the first cell of each of these, and the number of cells."""
+
+
+def choose_probes(index: Index, home: int, n_probes: int, width: int) -> Probes:
+    """Choose the cells that each point of a partition probes."""
+    own, full = index.part(home), full_partitions(index)
+    starts = [index.starts(p) for p in full]
+    first_cells = np.cumsum([0, *(len(each) - 1 for each in starts)])
+    n_cells = int(first_cells[-1])
+    fewest = probes.fewest_probes(np.concatenate([np.diff(each) for each in starts]), width)
+    n_probes = min(n_cells, max(n_probes, fewest))
+    n_near = min(n_cells, NEAR_CELLS + NEAR_FACTOR * n_probes)
+    centers: Iterable[NDArray[Any]] = (index.centers(p) for p in full)
+    near = probes.near_cells(own.centers, centers, n_cells, n_near)
+    wanted, places = np.unique(near, return_inverse=True)
+    edges = np.searchsorted(wanted, first_cells)
+    gathered = [
+        index.centers(p)[wanted[edges[i] : edges[i + 1]] - first_cells[i]]
+        for i, p in enumerate(full)
+        if edges[i] < edges[i + 1]
+    ]
+    places = places.reshape(near.shape).astype(np.int32)
+    chosen = probes.choose_probes(
+        own.points, own.starts, own.centers, places, np.concatenate(gathered), n_probes
+    )
+    return Probes(wanted[chosen], first_cells)
+
+
+def probe(index: Index, home: int, n_probes: int, width: int) -> Lists:
+    """Make the lists of one partition from the cells that its points probe."""
+    own, full = index.part(home), full_partitions(index)
+    chosen = choose_probes(index, home, n_probes, width)
+    first_cells = chosen.first_cells
+    probers, starts = probes.group_probers(chosen.cells, int(first_cells[-1]))
+    numbers = number_dtype(int(index.firsts[-1]))
+    lists = new_lists(len(own.points), width, own.points.dtype, numbers)
+    buffers = new_buffers(len(own.points), width, own.points.dtype, numbers)
+    known = np.empty((len(own.points), 0), numbers)
+    for p in sorted(full, key=lambda p: p != home):  # home first: that rules out most of the rest
+        i = full.index(p)
+        here = starts[first_cells[i] : first_cells[i + 1] + 1]
+        if here[0] < here[-1]:
+            part = index.part(p)
+            probes.search_part(own.points, own.first, probers, here, part, known, width, buffers)
+    probes.write_lists(buffers, lists)
+    return lists
+
+
+def descend(index: Index, home: int, n_probes: int, width: int, seed: int) -> Lists:
+    """Make the lists of one partition with pynndescent, over its points and near ones of others.
+
+    Others come by whole cells, those that most of its points would probe first.
+    """
+    own = index.part(home)
+    numbers, points = _with_overlap(index, home, choose_probes(index, home, n_probes, width))
+    places = _run_descent(points, width, seed)[: len(own.points)]
+    found = np.where(places < 0, -1, numbers[places]).astype(number_dtype(int(index.firsts[-1])))
+    found[found == own.first + np.arange(len(found))[:, None]] = -1
+    ranked, distances = measure_rows(index, home, found, slice(0, len(found)))
+    short = (ranked[:, :width] < 0).any(axis=1)
+    lists = Lists(
+        np.ascontiguousarray(ranked[:, :width]),
+        np.ascontiguousarray(distances[:, :width] ** 2),
+        np.ones((len(ranked), width), bool),
+    )
+    if short.any():
+        probed = probe(index, home, n_probes, width)
+        for array, full in zip(lists, probed, strict=True):
+            array[short] = full[short]
+    return lists
+
+
+def _with_overlap(
+    index: Index, home: int, chosen: Probes
+) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
+    """Return numbers and coordinates of a partition's points, and then of those it overlaps."""
+    own, full = index.part(home), full_partitions(index)
+    counts = np.bincount(chosen.cells.ravel(), minlength=int(chosen.first_cells[-1]))
+    i = full.index(home)
+    counts[chosen.first_cells[i] : chosen.first_cells[i + 1]] = 0
+    numbers = [np.arange(own.first, own.first + len(own.points))]
+    points, left = [own.points], OVERLAP * len(own.points)
+    starts = {p: index.starts(p) for p in full}
+    taken: dict[int, list[int]] = {}
+    for cell in np.argsort(-counts, kind="stable").tolist():
+        place = int(np.searchsorted(chosen.first_cells, cell, side="right")) - 1
+        inside = cell - int(chosen.first_cells[place])
+        left -= int(np.diff(starts[full[place]])[inside])
+        if left < 0 or counts[cell] == 0:
+            break
+        taken.setdefault(full[place], []).append(inside)
+    for p, cells in sorted(taken.items()):
+        part = index.part(p)
+        rows = [np.arange(part.starts[cell], part.starts[cell + 1]) for cell in sorted(cells)]
+        places = np.concatenate(rows)
+        numbers.append(part.first + places)
+        points.append(part.points[places])
+    return np.concatenate(numbers), np.concatenate(points)
+
+
+def _run_descent(points: NDArray[np.floating], width: int, seed: int) -> NDArray[np.int32]:
+    """Return the places of the nearest of each point, itself included, -1 where there is none."""
+    from pynndescent import NNDescent  # compiles for seconds: only where it is used
+
+    low, high = column_limits(points)
+    spread = float(np.max(high - low)) or 1.0
+    scaled = ((points - low) / spread).astype(np.float32)  # all that it computes in
+    n_neighbors = min(width + 1, len(points) - 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # rows that it leaves short are completed by probes
+        index = NNDescent(scaled, n_neighbors=n_neighbors, random_state=seed % 2**32, n_jobs=1)
+    found: NDArray[np.int32] = index.neighbor_graph[0]
+    if found.shape[1] <= width:
+        found = np.pad(found, ((0, 0), (0, width + 1 - found.shape[1])), constant_values=-1)
+    return found
 
 
 def join_partition(
-    parts: Sequence[Part],
-    home: int,
-    lists: Lists,
-    middles: NDArray[np.integer],
-    heads: NDArray[np.integer],
-    fresh_heads: NDArray[np.bool_],
-    effort: Effort,
+    index: Index, home: int, lists: Lists, heads_of: HeadsOf, effort: Effort
 ) -> Lists:
-    """Return new lists of one partition; `middles` are rows of `heads`, for each of its points."""
-    own = parts[home]
+    """Return lists of one partition that have met the neighbours of their neighbours."""
+    own = index.part(home)
+    joined = Lists(*(array.copy() for array in lists))
+    for first in range(0, len(own.centers), CELLS_PER_PASS):
+        starts = own.starts[first : first + CELLS_PER_PASS + 1]
+        rows = slice(int(starts[0]), int(starts[-1]))
+        centers = own.centers[first : first + CELLS_PER_PASS]
+        cells = Part(own.first + rows.start, own.points[rows], starts - starts[0], centers)
+        _join_cells(index, cells, Lists(*(array[rows] for array in joined)), heads_of, effort)
+    return joined
+
+
+def _join_cells(index: Index, own: Part, lists: Lists, heads_of: HeadsOf, effort: Effort) -> None:
+    """Offer neighbours of neighbours to the lists of some cells, and change them."""
+    wanted, middles = np.unique(lists.numbers[:, : effort.n_near], return_inverse=True)
     candidates, starts = joins.cell_candidates(
-        lists, own.starts, np.ascontiguousarray(middles), heads, fresh_heads, effort.n_candidates
+        lists,
+        own.starts,
+        middles.reshape(len(lists.numbers), -1),
+        *heads_of(wanted, effort.n_heads),
+        effort.n_candidates,
     )
     n_rows, width = lists.numbers.shape
     buffers = new_buffers(n_rows, width, lists.squares.dtype, lists.numbers.dtype)
     joins.open_lists(lists, buffers)
-    for part in parts:
-        joins.join_part(own, candidates, starts, part.points, part.first, lists.numbers, buffers)
-    joined = Lists(*(array.copy() for array in lists))
-    joins.close_lists(buffers, joined)
-    return joined
+    known = lists.numbers.copy()
+    for p in _partitions_of(index, candidates):
+        part = index.part(p)
+        joins.join_part(own, candidates, starts, part.points, part.first, known, buffers)
+    joins.close_lists(buffers, lists)
 
 
-def finish(
-    partitions: Partitions, home: int, lists: Lists
-) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.integer]]:
-    """Return direct distances, input rows and numbers of lists, sorted by (distance, row)."""
-    own = partitions.parts[home]
-    if lists.numbers.min() < 0:
-        raise RuntimeError("a row of the neighbour graph is not full")
-    distances = np.empty(lists.numbers.shape, own.points.dtype)
-    entry_rows = np.empty(lists.numbers.shape, np.int64)
-    for part, rows in zip(partitions.parts, partitions.rows, strict=True):
-        probes.measure_lists(
-            own.points, lists.numbers, part.points, part.first, rows, distances, entry_rows
-        )
-    numbers = lists.numbers.copy()
-    probes.rank_lists(distances, entry_rows, numbers)
-    return distances, entry_rows, numbers
+def _partitions_of(index: Index, numbers: NDArray[np.integer]) -> list[int]:
+    """Return the partitions of some numbers; those below 0 have none."""
+    found = np.searchsorted(index.firsts, numbers.ravel(), side="right") - 1
+    counts = np.bincount(found[found >= 0], minlength=len(index.firsts) - 1)
+    partitions: list[int] = np.flatnonzero(counts).tolist()
+    return partitions
 
 
-def _rows(
-    partitions: Partitions, lists: Sequence[Lists], k: int
-) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Return the neighbour graph in input rows."""
-    n_points = sum(map(len, partitions.rows))
-    neighbors = np.empty((n_points, k + 1), np.int64)
-    distances = np.zeros((n_points, k + 1), lists[0].squares.dtype)
-    neighbors[:, 0] = np.arange(n_points)
+def measure_rows(
+    index: Index, home: int, numbers: NDArray[np.integer], rows: slice
+) -> tuple[NDArray[np.integer], NDArray[np.floating]]:
+    """Return numbers and direct distances of lists, by (distance, input row); -1 comes last.
 
-    def write(home: int) -> None:
-        rows = partitions.rows[home]
-        direct, entry_rows, _ = finish(partitions, home, lists[home])
-        neighbors[rows, 1:] = entry_rows[:, :k]
-        distances[rows, 1:] = direct[:, :k]
-
-    in_threads(write, range(len(lists)))
-    return neighbors, distances
-
-
-def _inside(numbers: NDArray[np.int64], part: Part) -> NDArray[np.int64]:
-    """Return those of sorted numbers that are points of a partition."""
-    first, last = np.searchsorted(numbers, [part.first, part.first + len(part.points)])
-    return numbers[first:last]
-
-
-def _number_dtype(n_points: int) -> np.dtype[Any]:
-    return np.dtype(np.int32 if n_points < 2**31 else np.int64)
+    `numbers` are the lists of the points `rows` of partition `home`.
+    """
+    points = index.part(home).points[rows]
+    distances = np.full(numbers.shape, np.inf, points.dtype)
+    entry_rows = np.full(numbers.shape, np.iinfo(np.int64).max)
+    ranked = np.ascontiguousarray(numbers).copy()
+    for p in _partitions_of(index, numbers):
+        part = index.part(p)
+        into = distances, entry_rows
+        probes.measure_lists(points, ranked, part.points, part.first, index.rows(p), *into)
+    probes.rank_lists(distances, entry_rows, ranked)
+    return ranked, distances

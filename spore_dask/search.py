@@ -1,4 +1,4 @@
-"""Nearest neighbours of points in memory: cells of a k-d tree, blocked products, or pynndescent.
+"""Nearest neighbours of points in memory: cells of a k-d tree, blocked products, or probes.
 
 Reads working coordinates, writes rows of the neighbour graph. Memory beside the graph: a copy of
 the points, and for each thread the buffers of one cell or one block; where large groups of copies
@@ -8,17 +8,16 @@ are left out of the search, a second graph for a moment.
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from spore_dask.approximate import approximate_rows
 from spore_dask.errors import ParameterError
 from spore_dask.exact import (
     Block,
-    Centred,
     block_buffers,
     blocks,
     build_cells,
@@ -30,17 +29,15 @@ from spore_dask.exact import (
 from spore_dask.kernels.cells import Cells
 from spore_dask.kernels.columns import column_limits
 from spore_dask.kernels.copies import large_groups
-from spore_dask.kernels.nearest import Buffers, finish, measure, new_buffers
+from spore_dask.kernels.nearest import Buffers, finish, new_buffers
+from spore_dask.memory import shape_of
 from spore_dask.params import one_of
-from spore_dask.pilot import AUTO_EXACT_COMPARISONS, cells_beat_products, compared_from_cells
+from spore_dask.pilot import CELLS, EXACT, PRODUCTS, choose_search, compared_from_cells
 from spore_dask.threads import in_threads
 
 KNN = one_of("auto", "exact", "approximate")
 
 QUERIES_PER_TASK = 256
-
-ALWAYS_EXACT_POINTS = 4096
-"""Up to here an exact search is cheaper than the start of an approximate one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,20 +110,19 @@ def _search(points: NDArray[np.floating], k: int, knn: str, seed: int) -> Rows:
     """Choose a way to search, and search."""
     n_points, n_columns = points.shape
     neighbors, distances = _new_arrays(n_points, k, points.dtype)
-    small = n_points <= ALWAYS_EXACT_POINTS
-    if small or knn != "approximate":
-        cells = build_cells(points, np.arange(n_points, dtype=neighbors.dtype))
-        compared = 0.0 if small else compared_from_cells(cells, k)
-        if small or cells_beat_products(compared, n_points, n_columns):
-            _search_cells(cells, neighbors, distances)
-            return Rows(neighbors, distances, exact=True)
-    affordable = n_points**2 * n_columns <= AUTO_EXACT_COMPARISONS
-    exact = knn == "exact" or (knn == "auto" and affordable)
-    if exact:
-        _search_products(points, np.arange(n_points), neighbors, distances)
+    cells = build_cells(points, np.arange(n_points, dtype=neighbors.dtype))
+    chosen = choose_search(knn, compared_from_cells(cells, k), n_points, n_columns)
+    if chosen == CELLS:
+        _search_cells(cells, neighbors, distances)
+    elif chosen == PRODUCTS:
+        del cells
+        _search_products(points, neighbors, distances)
     else:
-        _search_pynndescent(points, seed, neighbors, distances)
-    return Rows(neighbors, distances, exact)
+        del cells
+        n_partitions = shape_of(n_points, n_columns, points.itemsize, k).n_partitions
+        found = approximate_rows(points, k, n_partitions, seed=seed)
+        neighbors[...], distances = found[0], found[1]
+    return Rows(neighbors, distances, chosen in EXACT)
 
 
 def _search_cells(
@@ -158,53 +154,20 @@ def write_rows(
 
 def _search_products(
     points: NDArray[np.floating],
-    queries: NDArray[np.int64],
     neighbors: NDArray[np.integer],
     distances: NDArray[np.floating],
 ) -> None:
-    """Fill the rows of `queries` by comparing them with all points, block by block."""
+    """Fill the rows by comparing all points with all, block by block."""
     k = neighbors.shape[1] - 1
     low, high = column_limits(points)
     rows = np.arange(len(points), dtype=neighbors.dtype)
     every = centre(points, rows, 0, low + (high - low) / 2)
 
     def search_part(first: int) -> None:
-        part = rows[queries[first : first + QUERIES_PER_TASK]]
-        buffers = new_buffers(len(part), k, points.dtype, neighbors.dtype)
-        own = Centred(points[part], part, 0, every.centred[part], every.squares[part])
-        compare_block(own, part, every, k, buffers)
-        write_rows(buffers, part, k, neighbors, distances)
+        queries = every.part(first, first + QUERIES_PER_TASK)
+        buffers = new_buffers(len(queries.rows), k, points.dtype, neighbors.dtype)
+        compare_block(queries, queries.rows, every, k, buffers)
+        write_rows(buffers, queries.rows, k, neighbors, distances)
 
     with threadpool_limits(limits=1, user_api="blas"):
-        in_threads(search_part, range(0, len(queries), QUERIES_PER_TASK))
-
-
-def _search_pynndescent(
-    points: NDArray[np.floating],
-    seed: int,
-    neighbors: NDArray[np.integer],
-    distances: NDArray[np.floating],
-) -> None:
-    """Fill the rows with what nearest-neighbour descent finds, measured by direct distances."""
-    from pynndescent import NNDescent  # compiles for seconds: only where it is used
-
-    k = neighbors.shape[1] - 1
-    low, high = column_limits(points)
-    centred = ((points - low) / np.max(high - low)).astype(np.float32)  # all that it computes in
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # rows that it leaves short are completed below
-        index = NNDescent(centred, n_neighbors=k + 1, random_state=seed % 2**32)
-    candidates = index.neighbor_graph[0]
-    queries = np.arange(len(points))
-    short = []
-
-    def measure_part(first: int) -> None:
-        part = queries[first : first + QUERIES_PER_TASK]
-        buffers = new_buffers(len(part), k, points.dtype, neighbors.dtype)
-        measure(points, part, candidates[part], k, buffers)
-        full = buffers.counts >= k
-        finish(buffers, 0, part, k, True, neighbors, distances)
-        short.append(part[~full])
-
-    in_threads(measure_part, range(0, len(points), QUERIES_PER_TASK))
-    _search_products(points, np.sort(np.concatenate(short)), neighbors, distances)
+        in_threads(search_part, range(0, len(points), QUERIES_PER_TASK))

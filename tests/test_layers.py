@@ -11,7 +11,7 @@ LAYERS = [
     {"params", "datasets", "threads", "memory"},
     {"progress", "kernels"},
     {"coordinates", "exact", "partitions", "probing"},
-    {"store", "engine", "pilot"},
+    {"store", "engine", "pilot", "approximate"},
     {"tasks", "points", "shards"},
     {"inputs", "stages", "search", "clustering"},
     {"plan", "estimator"},

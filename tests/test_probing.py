@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spore_dask import probing
+from spore_dask import approximate, probing
+from spore_dask.approximate import approximate_rows
 from spore_dask.kernels import joins, means, probes
-from spore_dask.probing import approximate_rows
 from tests import naive
 from tests.strategies import point_sets
 
@@ -46,7 +46,7 @@ def test_rows_are_sound_and_mostly_right(dtype, n_partitions):
 @pytest.mark.parametrize("shift", [0, 1e4])
 def test_every_cell_probed_is_brute_force(shift):
     points = blobs(700, 9, np.float64) + shift
-    neighbors, distances, sampled = approximate_rows(points, 10, 3, n_probes=10**6, n_rounds=0)
+    neighbors, distances, sampled = approximate_rows(points, 10, 3, n_probes=10**6, max_rounds=0)
     expected = naive.neighbor_rows(points, 10)
     np.testing.assert_array_equal(neighbors, expected[0])
     np.testing.assert_array_equal(distances, expected[1])
@@ -58,7 +58,9 @@ def test_every_cell_probed_is_brute_force(shift):
 def test_awkward_points_get_full_rows(points, data):
     k = data.draw(st.integers(1, len(points) - 1))
     n_partitions = data.draw(st.integers(1, 4))
-    neighbors, distances, _ = approximate_rows(points, k, n_partitions, n_rounds=1)
+    neighbors, distances, _ = approximate_rows(
+        points, k, n_partitions, max_rounds=1, recall_target=1.0
+    )
     assert_sound(points, k, neighbors, distances)
 
 
@@ -80,7 +82,10 @@ def test_the_same_seed_gives_the_same_rows(monkeypatch):
 
 def test_rounds_only_improve():
     points = blobs(2000, 40)
-    distances = [approximate_rows(points, 15, 4, n_probes=1, n_rounds=n)[1] for n in range(3)]
+    distances = [
+        approximate_rows(points, 15, 4, n_probes=1, max_rounds=n, recall_target=1.0)[1]
+        for n in range(3)
+    ]
     assert (distances[1] <= distances[0]).all()
     assert (distances[2] <= distances[1]).all()
     assert recall(points, 15, distances[1]) > recall(points, 15, distances[0]) + 0.02
@@ -129,8 +134,9 @@ def test_few_probes_are_enough_for_a_list():
 
 def test_near_cells_do_not_depend_on_how_centers_are_split():
     centers = blobs(60, 8, np.float64)
-    whole = probes.near_cells(centers[:7], [centers], 9)
-    split = probes.near_cells(centers[:7], [centers[:20], centers[20:25], centers[25:]], 9)
+    parts = [centers[:20], centers[20:25], centers[25:]]
+    whole = probes.near_cells(centers[:7], [centers], len(centers), 9)
+    split = probes.near_cells(centers[:7], parts, len(centers), 9)
     np.testing.assert_array_equal(whole, split)
     squares = ((centers[:7, None] - centers) ** 2).sum(axis=2)
     np.testing.assert_array_equal(whole, np.sort(np.argsort(squares, axis=1)[:, :9], axis=1))
@@ -199,24 +205,22 @@ def test_candidates_are_the_distinct_neighbours_of_neighbours():
 
 
 def test_the_pilot_counts_what_probes_reach():
-    points = blobs(1500, 30)
-    parts = probing.split_points(points, 3, seed=0).parts
-    truth = probing.search_sample(parts, 10, 200, seed=0)
-    ranks = probing.probe_ranks(parts, truth)
+    index = approximate.split_points(blobs(1500, 30), 3, seed=0)
+    truth = approximate.search_sample(index, 10, 200, seed=0)
+    ranks = probing.probe_ranks(index, truth.sample, truth.lists.numbers)
     for n_probes in (2, 8):
-        lists = [probing.probe(parts, home, n_probes, 10) for home in range(len(parts))]
+        lists = [probing.probe(index, home, n_probes, 10) for home in range(len(index.parts))]
         counted = np.mean(ranks < n_probes)
-        assert probing.sampled_recall(parts, lists, truth) == pytest.approx(counted, abs=0.01)
-    n_cells = sum(len(part.centers) for part in parts)
-    assert probing.choose_n_probes(parts, truth, 0.0) == probing.FEWEST_PROBES
-    assert probing.choose_n_probes(parts, truth, 1.1) == n_cells
+        assert approximate.sampled_recall(index, lists, truth) == pytest.approx(counted, abs=0.01)
+    assert probing.enough_probes(ranks, 0.0) == probing.FEWEST_PROBES
+    assert probing.enough_probes(ranks, 1.1) > ranks.max()
 
 
 def test_a_sample_is_searched_exactly():
     points = blobs(800, 15)
-    partitions = probing.split_points(points, 3, seed=0)
-    truth = probing.search_sample(partitions.parts, 9, 50, seed=0)
-    rows = np.concatenate(partitions.rows)
+    partitions = approximate.split_points(points, 3, seed=0)
+    truth = approximate.search_sample(partitions, 9, 50, seed=0)
+    rows = np.concatenate(partitions.input_rows)
     neighbors = naive.neighbor_rows(points, 9)[0]
     found = rows[truth.lists.numbers]
     same = [

@@ -19,7 +19,7 @@ def assert_rows_equal(found, points, k):
 
 def by_products(points, k):
     arrays = search._new_arrays(len(points), k, points.dtype)
-    search._search_products(points, np.arange(len(points)), *arrays)
+    search._search_products(points, *arrays)
     return arrays
 
 

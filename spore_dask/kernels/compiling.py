@@ -1,4 +1,7 @@
-"""How kernels are compiled: without the GIL, without fastmath, cached where a cache can be."""
+"""How kernels are compiled: without the GIL, cached where a cache can be.
+
+Without fastmath, but for sums that only choose candidates.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from numba import njit
+
+ROUGH = {"reassoc", "contract", "nsz"}
+"""Liberties that sums may take which only choose candidates: order, and fused operations."""
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -16,6 +22,11 @@ def kernel(function: Callable[..., Any]) -> Any:
 def part(function: Callable[..., Any]) -> Any:
     """Compile a part of kernels, which is written out wherever it is called."""
     return _compile(function, nogil=True, inline="always")
+
+
+def rough(function: Callable[..., Any]) -> Any:
+    """Compile a kernel whose sums are made in any order, for what direct distances decide later."""
+    return _compile(function, nogil=True, fastmath=ROUGH)
 
 
 def _compile(function: Callable[..., Any], **options: Any) -> Any:

@@ -142,20 +142,6 @@ def finish(buffers, first_query, places, k, by_row, neighbors, distances):
     return n_written
 
 
-@kernel
-def measure(points, queries, candidates, k, buffers):
-    """Offer to each query its own candidates, by direct distance; passes over -1 and itself."""
-    capacity, distances, rows, numbers, counts, limits, _ = buffers
-    for q in range(queries.size):
-        for j in range(candidates.shape[1]):
-            number = candidates[q, j]
-            if number < 0 or number == queries[q]:
-                continue
-            squared = squared_distance(points, queries[q], points, number)
-            if put(distances, rows, numbers, counts, limits, capacity, q, squared, number, number):
-                cut(buffers, q, k)
-
-
 @part
 def squared_distance(points, i, others, j):
     """Return the squared distance of point i and the other j, summed in the order of columns."""

@@ -14,6 +14,7 @@ limits the threads of what is loaded.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ import scipy.linalg.cython_blas  # type: ignore[import-untyped]  # noqa: F401
 from numba import uintp
 from numpy.typing import NDArray
 
-from spore_dask.kernels.compiling import _compile, kernel, part
+from spore_dask.kernels.compiling import kernel, part, rough
 
 BUFFER_FACTOR = 3
 QUERIES_PER_PRODUCT = 256
@@ -29,13 +30,6 @@ NEAR_BLOCKS = 4
 """Times the wanted cells that are collected before the nearest are chosen."""
 SCREENED = 64
 """Products that are looked at together: mostly none of them is large enough."""
-ROUGH = {"reassoc", "contract", "nsz"}
-"""Liberties that sums may take which only choose candidates: order, and fused operations."""
-
-
-def rough(function: Any) -> Any:
-    """Compile a kernel whose sums are made in any order, for what direct distances decide later."""
-    return _compile(function, nogil=True, fastmath=ROUGH)
 
 
 class Part(NamedTuple):
@@ -103,17 +97,18 @@ def fewest_probes(cell_sizes: NDArray[np.integer], n_wanted: int) -> int:
 
 
 def near_cells(
-    home_centers: NDArray[Any], centers: list[NDArray[Any]], n_near: int
+    home_centers: NDArray[Any], centers: Iterable[NDArray[Any]], n_cells: int, n_near: int
 ) -> NDArray[np.int32]:
     """Find the cells whose centers are nearest to that of each home cell.
 
     Parameters
     ----------
     home_centers : float array (H, D)
-    centers : list of float arrays (cells, D)
+    centers : float arrays (cells, D)
         The centers of all partitions, in order; only one is used at a time.
-    n_near : int
-        At most the number of cells.
+    n_cells : int
+        Number of all cells.
+    n_near : int, at most n_cells
 
     Returns
     -------
@@ -123,7 +118,6 @@ def near_cells(
     near = np.empty((len(home_centers), 0), np.int32)
     squares = np.empty((len(home_centers), 0), home_centers.dtype)
     middle = home_centers.mean(axis=0)
-    n_cells = sum(map(len, centers))
     first = 0
     for block in centers:
         offsets = block - middle

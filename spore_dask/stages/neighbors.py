@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +23,13 @@ from spore_dask.exact import (
     blocks,
     centre,
     compare_block,
-    number_dtype,
     search_block,
 )
-from spore_dask.kernels.cells import Cells, points_of
+from spore_dask.kernels.cells import points_of
 from spore_dask.kernels.nearest import Buffers, finish, new_buffers
 from spore_dask.memory import Shape
 from spore_dask.points import CACHE, Points
+from spore_dask.shards import Shard, create_graph, empty_shard, new_shard, write_shard
 from spore_dask.store import Folder
 from spore_dask.tasks import Receipt, Work, run_stage, run_work
 
@@ -51,26 +50,6 @@ class NeighborSpec:
     needs_nbytes: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Shard:
-    """Rows of the graph, for the points from `first` on."""
-
-    first: int
-    neighbors: NDArray[Any]
-    distances: NDArray[np.floating]
-    rows: NDArray[Any]
-
-    @property
-    def k(self) -> int:
-        """Neighbours of each point."""
-        return int(self.neighbors.shape[1]) - 1
-
-    @property
-    def last(self) -> int:
-        """One more than the number of the last point."""
-        return self.first + len(self.rows)
-
-
 def search_exactly(engine: Engine, folder: Folder, spec: NeighborSpec) -> Receipt:
     """Find the true neighbours of every point, or take up what was done before."""
     return run_stage(folder, functools.partial(_build, engine, spec))
@@ -87,48 +66,18 @@ def _build(engine: Engine, spec: NeighborSpec, folder: Folder) -> Receipt:
     }
 
 
-def create_graph(folder: Folder, shape: Shape, dtype: np.dtype[Any]) -> None:
-    """Create the arrays of a graph."""
-    numbers = number_dtype(shape.n_points)
-    size = shape.n_points, shape.k + 1
-    folder.create_array("neighbors", size, numbers, shape.shard_rows, shape.read_rows)
-    folder.create_array("distances", size, dtype, shape.shard_rows, shape.read_rows)
-    folder.create_array("rows", size[:1], numbers, shape.shard_rows, shape.read_rows)
-
-
-def new_shard(spec: NeighborSpec, number: int) -> Shard:
-    """Allocate one shard, with the points themselves filled in."""
-    first = number * spec.shape.shard_rows
-    n_rows = min(spec.shape.shard_rows, spec.shape.n_points - first)
-    numbers = number_dtype(spec.shape.n_points)
-    shard = Shard(
-        first,
-        np.empty((n_rows, spec.shape.k + 1), numbers),
-        np.empty((n_rows, spec.shape.k + 1), spec.points.dtype),
-        np.empty(n_rows, numbers),
-    )
-    shard.neighbors[:, 0] = np.arange(first, first + n_rows)
-    shard.distances[:, 0] = 0
-    return shard
-
-
-def write_shard(folder: Folder, shard: Shard) -> None:
-    """Write one shard of the graph."""
-    for name in ("neighbors", "distances", "rows"):
-        folder.open_array(name, "r+")[shard.first : shard.last] = getattr(shard, name)
-
-
 def _search_shard(spec: NeighborSpec, folder: Folder, number: int) -> Receipt:
     """Search for the points of one shard, and write its rows."""
     CACHE.budget_nbytes = spec.cache_nbytes
     search = _by_products if spec.by_products else _by_boxes
-    shard = new_shard(spec, number)
+    shard = new_shard(spec.shape, spec.points.dtype, number)
     n_compared = 0
     for p, first, last in spec.points.overlapping(shard.first, shard.last):
         cells = spec.points.cells(p)
         n_compared += search(spec.points, p, first, last, shard)
         shard.rows[cells.first + first - shard.first :][: last - first] = cells.rows[first:last]
-    _fill_copies(spec.points, shard)
+    for leader, copies in spec.points.copies_in(shard.first, shard.last):
+        shard.share(copies, _search_one(spec, leader), spec.points.copy_rows(*copies))
     write_shard(folder, shard)
     return {"n_rows": len(shard.rows), "n_compared": int(n_compared)}
 
@@ -195,35 +144,15 @@ def _finish(buffers: Buffers, first_query: int, numbers: NDArray[np.int64], shar
         raise RuntimeError("a row of the neighbour graph is not full")
 
 
-def _fill_copies(points: Points, shard: Shard) -> None:
-    """Fill the rows of copies that were not searched: they share the neighbours of a leader."""
-    begin = max(shard.first, int(points.firsts[-1]))
-    if begin >= shard.last:
-        return
-    shard.rows[begin - shard.first :] = points.copy_rows(begin, shard.last)
-    for h, leader in enumerate(points.leaders.tolist()):
-        first = max(begin, int(points.copy_starts[h]))
-        last = min(shard.last, int(points.copy_starts[h + 1]))
-        if first < last:
-            part = slice(first - shard.first, last - shard.first)
-            neighbors, distances = _search_one(points, leader, shard.k)
-            shard.neighbors[part, 1:] = neighbors
-            shard.distances[part, 1:] = distances
-
-
-def _search_one(points: Points, number: int, k: int) -> tuple[NDArray[Any], NDArray[np.floating]]:
-    """Return the k nearest others of one point."""
+def _search_one(spec: NeighborSpec, number: int) -> Shard:
+    """Return the row of one point."""
+    points, k = spec.points, spec.shape.k
     p = points.partition_of(number)
-    cells: Cells = points.cells(p)
+    cells = points.cells(p)
     place = number - cells.first
     block = next(blocks(cells, k, place, place + 1))
     buffers = block_buffers(cells, k)
     search_block(cells, block, k, buffers, _others(points, p))
-    row = Shard(
-        number,
-        np.empty((1, k + 1), cells.rows.dtype),
-        np.empty((1, k + 1), cells.columns.dtype),
-        cells.rows[place : place + 1],
-    )
-    _finish(buffers, place - block.first, np.array([number]), row)
-    return row.neighbors[0, 1:], row.distances[0, 1:]
+    one = empty_shard(number, 1, spec.shape, points.dtype)
+    _finish(buffers, place - block.first, np.array([number]), one)
+    return one

@@ -21,9 +21,19 @@ from spore_dask.coordinates import Transform
 from spore_dask.engine import Engine
 from spore_dask.errors import InputError
 from spore_dask.exact import build_cells, number_dtype
+from spore_dask.kernels.columns import column_limits
+from spore_dask.kernels.means import cluster_cells
+from spore_dask.kernels.probes import Part
 from spore_dask.memory import Shape
-from spore_dask.partitions import Tree, build_tree, find_heavy, heavy_points
-from spore_dask.points import Points, write_cells
+from spore_dask.partitions import (
+    MeansTree,
+    Tree,
+    build_means_tree,
+    build_tree,
+    find_heavy,
+    heavy_points,
+)
+from spore_dask.points import BOXES, Points, write_cells, write_part
 from spore_dask.store import Folder, Source
 from spore_dask.tasks import Receipt, Work, run_stage, run_work
 
@@ -73,7 +83,7 @@ def _build(
     engine: Engine, spec: PartitionSpec, sample: NDArray[np.floating], folder: Folder
 ) -> Receipt:
     heavy = heavy_points(sample)
-    tree = build_tree(sample[find_heavy(sample, heavy) < 0], spec.shape.n_partitions)
+    tree = _grow_tree(spec, sample[find_heavy(sample, heavy) < 0])
     n_rows, step = spec.shape.n_points, spec.rows_per_task
     ranges = [(first, min(first + step, n_rows)) for first in range(0, n_rows, step)]
     exchange = functools.partial(_exchange, spec, folder, tree, heavy)
@@ -101,6 +111,13 @@ def _build(
     }
 
 
+def _grow_tree(spec: PartitionSpec, sample: NDArray[np.floating]) -> Tree | MeansTree:
+    """Grow the tree that shares out the points: cuts of columns, or hyperplanes between means."""
+    if spec.kind == BOXES:
+        return build_tree(sample, spec.shape.n_partitions)
+    return build_means_tree(sample, spec.shape.n_partitions, spec.seed)
+
+
 @dataclasses.dataclass(frozen=True)
 class Numbering:
     """Which numbers partitions and copies get."""
@@ -117,7 +134,7 @@ class Numbering:
 
 def _number(
     spec: PartitionSpec,
-    tree: Tree,
+    tree: Tree | MeansTree,
     heavy: NDArray[np.floating],
     counts: NDArray[np.int64],
     copies: NDArray[np.int64],
@@ -145,7 +162,7 @@ def _number(
 def _exchange(
     spec: PartitionSpec,
     folder: Folder,
-    tree: Tree,
+    tree: Tree | MeansTree,
     heavy: NDArray[np.floating],
     item: tuple[int, tuple[int, int]],
 ) -> Receipt:
@@ -246,10 +263,18 @@ def _gather(
         order = np.argsort(rows, kind="stable")
         points, rows = points[order], rows[order]
     first = int(numbering.firsts[p])
-    cells = build_cells(points, rows, first, n_threads=1)
-    write_cells(buckets.folder, p, cells)
-    leaders = {h: first + int(np.flatnonzero(cells.rows == c[-1])[0]) for h, c in copies.items()}
-    return {"low": cells.low[0].tolist(), "high": cells.high[0].tolist(), "leaders": leaders}
+    if spec.kind == BOXES:
+        cells = build_cells(points, rows, first, n_threads=1)
+        rows = cells.rows
+        write_cells(buckets.folder, p, cells)
+    else:
+        groups = cluster_cells(points, spec.seed)
+        rows = rows[groups.order]
+        part = Part(first, points[groups.order], groups.starts, groups.centers)
+        write_part(buckets.folder, p, part, rows)
+    leaders = {h: first + int(np.flatnonzero(rows == c[-1])[0]) for h, c in copies.items()}
+    low, high = column_limits(points)
+    return {"low": low.tolist(), "high": high.tolist(), "leaders": leaders}
 
 
 def _keep_copies(

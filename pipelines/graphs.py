@@ -1,0 +1,412 @@
+"""Measure the out-of-core graph: exactness, recall, memory, speed, start and scaling.
+
+Each part generates its data (or takes that beside the project), builds graphs with the public API,
+and prints figures beside their targets; speed is a ratio to peers run right before. Writes to a
+temporary folder; the parts "memory" and "scaling" need about 12 GB of disk there.
+
+    python -m pipelines.graphs [part ...] [--data FOLDER] [--runs N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from spore_dask import Graph, build_graph
+from spore_dask.coordinates import working_coordinates
+from spore_dask.datasets import blobs_and_shapes
+
+N_CHECKED = 2000
+N_THREADS = 2
+BLOCK = 1_000_000
+Array = NDArray[Any]
+
+
+def write_zarr(path: Path, x: Array, n_chunks: int = 8) -> str:
+    """Write an array in chunks of rows."""
+    chunk = -(-len(x) // n_chunks), x.shape[1]
+    zarr.create_array(str(path), shape=x.shape, dtype=x.dtype, chunks=chunk)[...] = x
+    return str(path)
+
+
+def crowded(n_points: int, n_columns: int, share: float = 0.05) -> Array:
+    """Generate points of varied density, some of them copies of others."""
+    x, _ = blobs_and_shapes(n_points, n_columns, dtype=np.float32)
+    rng = np.random.default_rng(1)
+    copies = np.flatnonzero(rng.random(n_points) < share)
+    x[copies] = x[rng.integers(0, n_points // 100, len(copies))]
+    return x
+
+
+def brute_force(points: Array, row: int) -> Array:
+    """Return the distances of one point to all, summed column by column."""
+    total = np.zeros(len(points), points.dtype)
+    for column in range(points.shape[1]):
+        difference = points[:, column] - points[row, column]
+        total += difference * difference
+    return np.sqrt(total)
+
+
+def true_rows(points: Array, row: int, k: int) -> tuple[Array, Array]:
+    """Return the row itself and its k nearest by (distance, row), and the distances."""
+    distances = brute_force(points, row)
+    distances[row] = -1
+    near = np.flatnonzero(distances <= np.partition(distances, k)[k])
+    order = near[np.lexsort((near, distances[near]))][: k + 1]
+    distances[row] = 0
+    return order, distances[order]
+
+
+@contextlib.contextmanager
+def cluster(n_workers: int = N_THREADS) -> Iterator[Any]:
+    """Start workers, and let them load what they need."""
+    import distributed
+
+    with (
+        distributed.LocalCluster(
+            n_workers=n_workers, threads_per_worker=1, dashboard_address=None
+        ) as local,
+        distributed.Client(local) as client,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        rng = np.random.default_rng(0)
+        for n_columns, knn in ((2, "exact"), (40, "approximate")):
+            x = rng.random((20_000, n_columns)).astype(np.float32)
+            for i in range(2):
+                build_graph(x, f"{folder}/{n_columns}-{i}", 20, knn=knn, client=client)
+        yield client
+
+
+def timed(action: Callable[[], Any]) -> tuple[float, Any]:
+    """Run something; return the seconds it took, and its result."""
+    start = time.perf_counter()
+    result = action()
+    return time.perf_counter() - start, result
+
+
+PEERS = {
+    "pykdtree": """
+import numpy as np, time, sys
+from pykdtree.kdtree import KDTree
+x = np.load(sys.argv[1]); k = int(sys.argv[2])
+KDTree(x[:1000]).query(x[:1000], k + 1)
+start = time.perf_counter()
+distances, neighbors = KDTree(x).query(x, k + 1)
+seconds = time.perf_counter() - start
+""",
+    "pynndescent": """
+import numpy as np, time, sys, warnings
+warnings.simplefilter("ignore")
+import numba
+from pynndescent import NNDescent
+numba.set_num_threads(2)
+x = np.load(sys.argv[1]); k = int(sys.argv[2])
+rng = np.random.default_rng(0)
+for n in (5000, 20000): NNDescent(x[rng.permutation(len(x))[:n]], n_neighbors=k + 1, random_state=1)
+start = time.perf_counter()
+neighbors = NNDescent(x, n_neighbors=k + 1, random_state=1).neighbor_graph[0]
+seconds = time.perf_counter() - start
+""",
+}
+REPORT = """
+import json
+rows = json.loads(sys.argv[3])
+print(json.dumps({"seconds": seconds, "rows": neighbors[rows].tolist()}))
+"""
+
+
+def run_peer(name: str, points: Array, k: int, rows: list[int]) -> dict[str, Any]:
+    """Run a peer in a process of its own with two threads, after its compilation."""
+    threads = dict.fromkeys(
+        ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(N_THREADS)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(f"{folder}/x.npy", points)
+        command = [sys.executable, "-c", PEERS[name] + REPORT, f"{folder}/x.npy", str(k)]
+        done = subprocess.run(
+            [*command, json.dumps(rows)], env=os.environ | threads, capture_output=True, check=True
+        )
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def recall_of(found: list[Array], points: Array, rows: list[int], k: int) -> float:
+    """Return the share of the true neighbours found, ties counted as found."""
+    hits = 0
+    for neighbors, row in zip(found, rows, strict=True):
+        distances = brute_force(points, row)
+        distances[row] = np.inf
+        limit = np.partition(distances, k - 1)[k - 1]
+        others = np.unique(np.asarray(neighbors, np.int64))
+        others = others[(others >= 0) & (others != row)]
+        hits += min(k, int((distances[others] <= limit * (1 + 1e-6)).sum()))
+    return hits / (k * len(rows))
+
+
+def rows_of(graph: Graph, rows: list[int]) -> tuple[Array, Array]:
+    """Return some rows of a graph in the numbering of the input."""
+    number = np.asarray(graph.rows[...])
+    place = np.empty(len(number), np.int64)
+    place[number] = np.arange(len(number))
+    neighbors = graph.neighbors.oindex[place[rows]]
+    return number[neighbors], graph.distances.oindex[place[rows]]
+
+
+def some_rows(n_points: int, n_wanted: int) -> list[int]:
+    """Draw rows to check."""
+    drawn = np.random.default_rng(7).choice(n_points, min(n_points, n_wanted), replace=False)
+    return sorted(drawn.tolist())
+
+
+def load(folder: Path, name: str) -> Array:
+    """Load one of the real datasets."""
+    with np.load(folder / f"{name}.npz") as file:
+        x: Array = file["X"]
+        return x
+
+
+def exactness(options: argparse.Namespace, folder: Path) -> None:
+    """Compare sampled rows with brute force, ids and distances."""
+    with cluster() as client:
+        for n_points, n_columns, k in ((1_000_000, 2, 38), (1_000_000, 3, 38), (300_000, 8, 36)):
+            x = crowded(n_points, n_columns)
+            source = write_zarr(folder / f"{n_points}x{n_columns}.zarr", x)
+            graph = build_graph(source, folder / f"out{n_points}x{n_columns}", k, client=client)
+            rows = some_rows(n_points, N_CHECKED)
+            neighbors, distances = rows_of(graph, rows)
+            equal = 0
+            for i, row in enumerate(rows):
+                ids, near = true_rows(x, row, k)
+                equal += np.array_equal(neighbors[i], ids) and np.array_equal(distances[i], near)
+            print(
+                f"exactness  {n_points} x {n_columns}, k = {k}: {equal} of {len(rows)} rows equal "
+                f"brute force; certified {graph.recall.certified}"
+            )
+
+
+def recall(options: argparse.Namespace, folder: Path) -> None:
+    """Measure recall on real data by brute force, for both indexes."""
+    aims = [("mnist", "euclidean", 0.97, 0.95), ("fashion", "euclidean", 0.97, 0.95)]
+    aims.append(("glove100", "cosine", 0.95, 0.90))
+    with cluster() as client:
+        for name, metric, cells_aim, descent_aim in aims:
+            x = load(options.data, name)
+            points = working_coordinates(x, None, metric)
+            source = write_zarr(folder / f"{name}.zarr", x)
+            rows = some_rows(len(x), 1000)
+            for index, aim in (("cells", cells_aim), ("pynndescent", descent_aim)):
+                out = folder / f"{name}-{index}"
+                seconds, graph = timed(
+                    lambda source=source, out=out, metric=metric, index=index: build_graph(
+                        source, out, 50, metric=metric, knn_index=index, knn="approximate",
+                        client=client,
+                    )
+                )  # fmt: skip
+                found = recall_of(list(rows_of(graph, rows)[0]), points, rows, 50)
+                shards = -(-graph.n_points // graph.neighbors.shards[0])
+                print(
+                    f"recall     {name}, {index}: {found:.4f} (aim {aim}); the run says "
+                    f"{graph.recall}; {shards} shards, {seconds:.1f} s"
+                )
+
+
+GENERATE = """
+import sys, numpy as np, zarr
+from spore_dask.datasets import blobs_and_shapes
+path, n_points, n_columns = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+chunk = 250_000
+target = zarr.create_array(path, shape=(n_points, n_columns), dtype="f4", chunks=(chunk, n_columns))
+shared = blobs_and_shapes(min(n_points, 1_000_000), n_columns, dtype=np.float32)[0]
+rng = np.random.default_rng(3)
+for first in range(0, n_points, chunk):
+    size = min(chunk, n_points - first)
+    base = shared[rng.integers(0, len(shared), size)]
+    target[first : first + size] = base + rng.normal(0, 0.002, base.shape).astype(np.float32)
+"""
+
+
+def generate(path: Path, n_points: int, n_columns: int) -> str:
+    """Write a large array, in a process of its own so that its memory does not count."""
+    arguments = [str(path), str(n_points), str(n_columns)]
+    subprocess.run([sys.executable, "-c", GENERATE, *arguments], check=True)
+    return str(path)
+
+
+def disk_nbytes(folder: Path) -> int:
+    """Return the size of all files in a folder, while others write there."""
+    total = 0
+    for root, _, files in os.walk(folder):
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(os.path.join(root, file)).st_size
+    return total
+
+
+BUILD = """
+import json, sys
+from spore_dask import build_graph
+graph = build_graph(sys.argv[1], sys.argv[2], int(sys.argv[3]), memory_limit="1GiB", n_workers=2)
+print(json.dumps(graph.summary["peak_nbytes"]))
+"""
+
+
+def memory(options: argparse.Namespace, folder: Path) -> None:
+    """Build large graphs with 1 GiB a process; print peaks of memory and disk."""
+    for n_points, n_columns, k in ((10_000_000, 3, 46), (3_000_000, 8, 42)):
+        source = generate(folder / f"big{n_columns}.zarr", n_points, n_columns)
+        out = folder / f"big{n_columns}"
+        start = time.perf_counter()
+        command = [sys.executable, "-c", BUILD, source, str(out), str(k)]
+        run = subprocess.Popen(command, stdout=subprocess.PIPE)
+        most = 0
+        reader: list[bytes] = []
+        thread = threading.Thread(target=lambda r=run, into=reader: into.append(r.communicate()[0]))
+        thread.start()
+        while thread.is_alive():
+            most = max(most, disk_nbytes(out))
+            thread.join(0.5)
+        seconds = time.perf_counter() - start
+        peaks = json.loads(reader[0].splitlines()[-1])
+        input_nbytes = n_points * n_columns * 4
+        graph_nbytes = n_points * (k + 1) * 8
+        print(
+            f"memory     {n_points} x {n_columns}, k = {k}: peak "
+            f"{max(peaks.values()) / 2**20:.0f} MiB of 1024 (all: "
+            f"{sorted(value >> 20 for value in peaks.values())}); disk {most / 1e9:.2f} GB = "
+            f"{most / (input_nbytes + graph_nbytes):.2f} x (input + graph), aim 2.5; "
+            f"{seconds:.0f} s"
+        )
+
+
+def compare(
+    name: str, x: Array, k: int, peers: list[str], aim: float, options: dict[str, Any]
+) -> None:
+    """Print the time of a graph, from Zarr to Zarr, over that of the fastest peer in memory."""
+    folder, client = options.pop("folder"), options.pop("client")
+    points = working_coordinates(x, None, options.get("metric", "euclidean"))
+    source = write_zarr(folder / f"speed-{name}.zarr", x)
+    rows = some_rows(len(x), 500)
+    for run in range(options.pop("runs")):
+        best, parts = np.inf, []
+        for peer in peers:
+            done = run_peer(peer, points, k, rows)
+            best = min(best, done["seconds"])
+            found = recall_of(done["rows"], points, rows, k)
+            parts.append(f"{peer} {done['seconds']:.2f} s (recall {found:.4f})")
+        out = folder / f"speed-{name}-{run}"
+        seconds, graph = timed(
+            lambda out=out: build_graph(source, out, k, client=client, **options)
+        )
+        found = recall_of(list(rows_of(graph, rows)[0]), points, rows, k)
+        print(
+            f"speed      {name}, k = {k}: {seconds:.2f} s (recall {found:.4f}), "
+            f"{', '.join(parts)}: {seconds / best:.2f} (aim {aim})"
+        )
+
+
+def speed(options: argparse.Namespace, folder: Path) -> None:
+    """Compare with in-memory peers on the same data, two workers against two threads."""
+    with cluster() as client:
+        common = {"folder": folder, "client": client, "runs": options.runs}
+        x = blobs_and_shapes(1_000_000, 2, dtype=np.float32)[0]
+        compare("1,000,000 x 2", x, 38, ["pykdtree"], 0.8, dict(common))
+        x = blobs_and_shapes(500_000, 8, dtype=np.float32)[0]
+        compare("500,000 x 8", x, 36, ["pykdtree", "pynndescent"], 0.5, dict(common))
+        if not options.data.exists():
+            print("speed      the real datasets are not there: give --data")
+            return
+        x = load(options.data, "mnist")
+        compare("mnist", x, 50, ["pynndescent"], 0.8, dict(common))
+        x = load(options.data, "glove100")
+        glove = {"metric": "cosine", "recall_target": 0.945}
+        compare("glove100", x, 50, ["pynndescent"], 1.2, common | glove)
+
+
+FIRST = """
+import time
+start = time.perf_counter()
+import sys, numpy as np
+from spore_dask import build_graph
+x = np.random.default_rng(0).random((int(sys.argv[2]), 3)).astype(np.float32)
+build_graph(x, sys.argv[1], 20, n_workers=0)
+print(time.perf_counter() - start)
+"""
+
+
+def start(options: argparse.Namespace, folder: Path) -> None:
+    """Time a new process to its first result, and a small graph from end to end."""
+    for i, (n_points, aim) in enumerate(((1000, "10 s"), (1000, "10 s"), (10_000, "3 s"))):
+        command = [sys.executable, "-c", FIRST, str(folder / f"start{i}"), str(n_points)]
+        done = subprocess.run(command, check=True, capture_output=True)
+        print(
+            f"start      new process, {n_points} points to their graph: "
+            f"{float(done.stdout):.2f} s (aim {aim}){', caches may be cold' if i == 0 else ''}"
+        )
+
+
+def stage_seconds(source: str, out: Path, k: int, client: Any) -> tuple[float, float]:
+    """Return the seconds of the whole and of the stage "neighbors"."""
+    events: list[Any] = []
+    seconds, _ = timed(lambda: build_graph(source, out, k, client=client, progress=events.append))
+    ends = [e.seconds for e in events if e.kind == "stage-end" and e.stage == "neighbors"]
+    return seconds, ends[0]
+
+
+def scaling(options: argparse.Namespace, folder: Path) -> None:
+    """Measure more workers, more points, and many copies."""
+    x = blobs_and_shapes(1_000_000, 3, dtype=np.float32)[0]
+    million = write_zarr(folder / "million.zarr", x, 16)
+    tenth = write_zarr(folder / "tenth.zarr", x[:100_000], 16)
+    with cluster(1) as client:
+        one = stage_seconds(million, folder / "one", 38, client)[1]
+    with cluster() as client:
+        whole, two = stage_seconds(million, folder / "two", 38, client)
+        print(f"scaling    1,000,000 x 3, neighbors: 1 worker {one:.2f} s, 2 workers {two:.2f} s: "
+              f"{one / two:.2f} times as fast (aim 1.7)")  # fmt: skip
+        small = stage_seconds(tenth, folder / "small", 38, client)[0]
+        large_source = generate(folder / "large.zarr", 10_000_000, 3)
+        large = stage_seconds(large_source, folder / "large", 38, client)[0]
+        print(f"scaling    x 3, k = 38: 10^5 {small:.2f} s, 10^6 {whole:.2f} s, 10^7 {large:.2f} s: "
+              f"{whole / small:.1f} and {large / whole:.1f} times (aim 13)")  # fmt: skip
+        x = blobs_and_shapes(1_000_000, 8, dtype=np.float32)[0]
+        source = write_zarr(folder / "distinct.zarr", x, 16)
+        distinct = stage_seconds(source, folder / "distinct", 36, client)[0]
+        x[np.random.default_rng(0).permutation(len(x))[:300_000]] = x[0]
+        source = write_zarr(folder / "identical.zarr", x, 16)
+        identical = stage_seconds(source, folder / "identical", 36, client)[0]
+        print(f"scaling    1,000,000 x 8: {distinct:.2f} s, with 300,000 identical rows "
+              f"{identical:.2f} s: {identical / distinct:.2f} times (aim 1.5)")  # fmt: skip
+
+
+PARTS = {part.__name__: part for part in (exactness, recall, memory, speed, start, scaling)}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the parts that the command line asks for."""
+    parser = argparse.ArgumentParser(prog="graphs", description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="which; all by default")
+    beside = Path(__file__).parents[2] / "shared" / "data"
+    parser.add_argument("--data", type=Path, default=beside, help="folder of the real datasets")
+    parser.add_argument("--runs", type=int, default=1, help="repetitions of each comparison")
+    options = parser.parse_args(arguments)
+    for name in options.parts or PARTS:
+        with tempfile.TemporaryDirectory() as folder:
+            PARTS[name](options, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

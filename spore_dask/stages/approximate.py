@@ -1,0 +1,312 @@
+"""Approximate: neighbour lists from probes (or pynndescent), refined until the recall is enough.
+
+Steps, each a list of tasks with one partition (or shard) each: the truth of a sample; lists from
+the cells that points probe; then rounds, in which edges are offered to their other ends (through
+files with a bucket for each partition) and neighbours of neighbours are measured; at last direct
+distances, written as shards of the graph. Rounds go on until the recall of one part of the sample
+reaches the target or hardly grows; the other part says what was reached.
+Reads the points; writes `neighbors`, `distances` and `rows`.
+Memory: one partition and one other, the lists of the first with their buffers and candidates, the
+first entries of the lists of its neighbours, and the cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spore_dask import probing
+from spore_dask.engine import Engine
+from spore_dask.kernels import joins
+from spore_dask.kernels.probes import Lists
+from spore_dask.memory import Shape
+from spore_dask.points import CACHE, Points
+from spore_dask.shards import Shard, create_graph, empty_shard, new_shard, write_shard
+from spore_dask.store import Folder
+from spore_dask.tasks import Receipt, Work, run_stage, run_work
+
+STEERING_POINTS = 128
+"""Sampled points whose recall decides on probes and rounds."""
+REPORTED_POINTS = 384
+"""Sampled points whose recall is reported."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ApproximateSpec:
+    """What the search is asked for."""
+
+    points: Points
+    shape: Shape
+    by_descent: bool
+    """Whether the first lists come from pynndescent."""
+    recall_target: float
+    seed: int
+    cache_nbytes: int
+    needs_nbytes: int
+
+    @property
+    def width(self) -> int:
+        """Entries of a list."""
+        return min(self.shape.k + probing.MARGIN, int(self.points.firsts[-1]) - 1)
+
+
+class Run:
+    """One approximate search: its steps, in order."""
+
+    def __init__(self, engine: Engine, spec: ApproximateSpec, folder: Folder) -> None:
+        self.engine, self.spec, self.folder = engine, spec, folder
+        self.full = probing.full_partitions(spec.points)
+
+    def each(self, name: str, task: Any, *arguments: Any) -> list[Receipt]:
+        """Run a task for every partition that is not empty."""
+        bound = functools.partial(task, self.spec, self.folder, *arguments)
+        return run_work(
+            self.engine, self.folder, Work(name, bound, self.full, self.spec.needs_nbytes)
+        )
+
+    def build(self) -> Receipt:
+        """Search, and return what was found."""
+        n_probes = self._begin()
+        self.each("probe", _descend if self.spec.by_descent else _probe, n_probes)
+        recall, number = self._exchange(0), 0
+        effort, gain = None, 1.0
+        while number < probing.MAX_ROUNDS and recall[0] < self.spec.recall_target:
+            effort = probing.next_effort(effort, n_probes, gain)
+            if effort is None:
+                break
+            last, number = recall[0], number + 1
+            self.each(f"join-{number}", _join, number, effort)
+            recall = self._exchange(number)
+            gain = recall[0] - last
+        create_graph(self.folder, self.spec.shape, np.dtype(self.spec.points.dtype))
+        finish = functools.partial(_finish, self.spec, self.folder, number)
+        shards = range(self.spec.shape.n_shards)
+        run_work(self.engine, self.folder, Work("finish", finish, shards, self.spec.needs_nbytes))
+        self.folder.remove(f"merged-{number}")
+        return {"n_probes": n_probes, "n_rounds": number, "recall": recall[1], "error": recall[2]}
+
+    def _begin(self) -> int:
+        """Search the sample exactly; return how many cells each point is to probe."""
+        if not self.folder.exists("truth.npy"):
+            self.each("draw", _draw)
+            drawn = [self.folder.child("drawn").read_array(str(p)) for p in self.full]
+            self.folder.write_array("sample", np.concatenate(drawn))
+            self.each("truth", _meet_all)
+            found = [_read_lists(self.folder.child("truths"), p) for p in self.full]
+            best = probing.nearest_of(found, self.spec.shape.k)
+            sample = self.folder.read_array("sample")
+            ranks = probing.probe_ranks(self.spec.points, sample, best.numbers)
+            self.folder.write_json("probes.json", {"n_probes": probing.enough_probes(ranks)})
+            self.folder.write_array("truth", best.squares[:, -1])
+            self.folder.remove("drawn")
+            self.folder.remove("truths")
+        n_probes: int = self.folder.read_json("probes.json")["n_probes"]
+        return n_probes
+
+    def _exchange(self, number: int) -> tuple[float, float, float]:
+        """Offer edges to their other ends; return steering recall, reported recall, its error."""
+        self.each(f"edges-{number}", _turn, number)
+        receipts = self.each(f"merge-{number}", _merge, number)
+        self.folder.remove(f"edges-{number}")
+        self.folder.remove(f"lists-{number}")
+        if number:
+            self.folder.remove(f"merged-{number - 1}")
+        shares = np.concatenate([r["shares"] for r in receipts])
+        steering = _is_steering(self.spec, len(shares))
+        reported = shares[~steering] if (~steering).any() else shares
+        error = reported.std() / np.sqrt(len(reported))
+        return float(shares[steering].mean()), float(reported.mean()), float(error)
+
+
+def search_approximately(engine: Engine, folder: Folder, spec: ApproximateSpec) -> Receipt:
+    """Find most of the neighbours of every point, or take up what was done before."""
+    return run_stage(folder, lambda folder: Run(engine, spec, folder).build())
+
+
+def _drawn(spec: ApproximateSpec) -> NDArray[np.int64]:
+    """Return the numbers of the sampled points, ascending."""
+    n_points = int(spec.points.firsts[-1])
+    wanted = STEERING_POINTS + REPORTED_POINTS
+    if n_points <= wanted:
+        return np.arange(n_points)
+    return np.unique(np.random.default_rng(spec.seed).integers(0, n_points, wanted))
+
+
+def _is_steering(spec: ApproximateSpec, n_sampled: int) -> NDArray[np.bool_]:
+    """Tell which of the sampled points steer; the others report."""
+    order = np.random.default_rng(spec.seed).permutation(n_sampled)
+    return order < max(1, n_sampled * STEERING_POINTS // (STEERING_POINTS + REPORTED_POINTS))
+
+
+def _sampled_here(spec: ApproximateSpec, p: int) -> tuple[slice, NDArray[np.int64]]:
+    """Return which of the sampled points are in a partition, and their places there."""
+    numbers, firsts = _drawn(spec), spec.points.firsts
+    first, last = np.searchsorted(numbers, [firsts[p], firsts[p + 1]])
+    return slice(first, last), numbers[first:last] - firsts[p]
+
+
+def _draw(spec: ApproximateSpec, folder: Folder, p: int) -> Receipt:
+    """Write the coordinates of the sampled points of a partition."""
+    places = _sampled_here(spec, p)[1]
+    folder.child("drawn").write_array(str(p), spec.points.part(p).points[places])
+    return {"n_drawn": len(places)}
+
+
+def _meet_all(spec: ApproximateSpec, folder: Folder, p: int) -> Receipt:
+    """Write the nearest of every sampled point among the points of a partition."""
+    sample = folder.read_array("sample")
+    lists = probing.meet_all(spec.points, p, sample, _drawn(spec), spec.shape.k)
+    _write_lists(folder.child("truths"), p, lists)
+    return {}
+
+
+def _probe(spec: ApproximateSpec, folder: Folder, n_probes: int, p: int) -> Receipt:
+    """Write the lists of a partition from the cells that its points probe."""
+    CACHE.budget_nbytes = spec.cache_nbytes
+    lists = probing.probe(spec.points, p, n_probes, spec.width)
+    _write_lists(folder.child("lists-0"), p, lists)
+    return {}
+
+
+def _descend(spec: ApproximateSpec, folder: Folder, n_probes: int, p: int) -> Receipt:
+    """Write the lists of a partition that pynndescent finds."""
+    CACHE.budget_nbytes = spec.cache_nbytes
+    lists = probing.descend(spec.points, p, n_probes, spec.width, spec.seed)
+    _write_lists(folder.child("lists-0"), p, lists)
+    return {}
+
+
+def _turn(spec: ApproximateSpec, folder: Folder, number: int, p: int) -> Receipt:
+    """Write the edges of a partition turned round, with a bucket for each partition."""
+    points, source = spec.points, folder.child(f"lists-{number}")
+    lists = _read_lists(source, p)
+    first, counts = int(points.firsts[p]), []
+    buckets: list[tuple[NDArray[Any], ...]] = []
+    for q in probing.full_partitions(points):
+        limits = source.child(str(q)).read_array("limits")
+        edges = joins.reverse_edges(lists, first, limits, int(points.firsts[q]))
+        buckets.append(edges)
+        counts.append(len(edges[0]))
+    for name, parts in zip(EDGES, zip(*buckets, strict=True), strict=True):
+        content = np.concatenate(parts).view(np.uint8).data
+        folder.child(f"edges-{number}").write_bytes(f"{p}.{name}", content)
+    return {"counts": counts}
+
+
+EDGES = ("targets", "sources", "squares")
+
+
+def _merge(spec: ApproximateSpec, folder: Folder, number: int, p: int) -> Receipt:
+    """Offer the edges that end in a partition to its lists, and write these."""
+    lists = _read_lists(folder.child(f"lists-{number}"), p)
+    full = probing.full_partitions(spec.points)
+    place = full.index(p)
+    dtypes = lists.numbers.dtype, lists.numbers.dtype, lists.squares.dtype
+    for q in full:
+        counts = folder.child(f"receipts-edges-{number}").read_json(f"{full.index(q)}.json")[
+            "counts"
+        ]
+        begin, count = sum(counts[:place]), counts[place]
+        edges = [
+            _read_values(folder.child(f"edges-{number}"), f"{q}.{name}", dtype, begin, count)
+            for name, dtype in zip(EDGES, dtypes, strict=True)
+        ]
+        joins.merge_edges(lists, int(spec.points.firsts[p]), *edges)
+    _write_lists(folder.child(f"merged-{number}"), p, lists)
+    sampled, places = _sampled_here(spec, p)
+    truth = folder.read_array("truth")[sampled]
+    found = lists.squares[places, : spec.shape.k] <= truth[:, None] * probing.LEVEL
+    return {"shares": found.mean(axis=1).tolist()}
+
+
+def _read_values(
+    folder: Folder, name: str, dtype: np.dtype[Any], first: int, count: int
+) -> NDArray[Any]:
+    """Read some values of a file."""
+    last = (first + count) * dtype.itemsize
+    return np.frombuffer(folder.read_bytes(name, first * dtype.itemsize, last), dtype, count)
+
+
+def _join(
+    spec: ApproximateSpec, folder: Folder, number: int, effort: probing.Effort, p: int
+) -> Receipt:
+    """Offer neighbours of neighbours to the lists of a partition, and write new ones."""
+    CACHE.budget_nbytes = spec.cache_nbytes
+    source = folder.child(f"merged-{number - 1}")
+    heads_of = functools.partial(_heads_of, spec.points, source)
+    joined = probing.join_partition(spec.points, p, _read_lists(source, p), heads_of, effort)
+    _write_lists(folder.child(f"lists-{number}"), p, joined)
+    return {}
+
+
+def _heads_of(
+    points: Points, source: Folder, wanted: NDArray[np.integer], n_heads: int
+) -> tuple[NDArray[np.integer], NDArray[np.bool_]]:
+    """Return the first entries of the lists of some points, and which of them are fresh."""
+    heads, fresh = [], []
+    for q, here in _by_partition(points, wanted):
+        key = source.url, q
+        lists: Lists = CACHE.get(key, functools.partial(_read_lists, source, q))
+        places = wanted[here] - points.firsts[q]
+        heads.append(lists.numbers[places, :n_heads])
+        fresh.append(lists.fresh[places, :n_heads])
+    return np.concatenate(heads), np.concatenate(fresh)
+
+
+def _by_partition(points: Points, numbers: NDArray[Any]) -> list[tuple[int, slice]]:
+    """Return the partitions of ascending numbers, and where their numbers are."""
+    edges = np.searchsorted(numbers, points.firsts)
+    starts, ends = edges[:-1].tolist(), edges[1:].tolist()
+    return [(q, slice(a, b)) for q, (a, b) in enumerate(zip(starts, ends, strict=True)) if a < b]
+
+
+def _write_lists(folder: Folder, p: int, lists: Lists) -> None:
+    """Write the lists of one partition."""
+    target = folder.child(str(p))
+    for name, array in lists._asdict().items():
+        target.write_array(name, array)
+    target.write_array("limits", np.ascontiguousarray(lists.squares[:, -1]))
+
+
+def _read_lists(folder: Folder, p: int) -> Lists:
+    """Read the lists of one partition."""
+    source = folder.child(str(p))
+    return Lists(*(source.read_array(name) for name in Lists._fields))
+
+
+def _finish(spec: ApproximateSpec, folder: Folder, number: int, shard_number: int) -> Receipt:
+    """Write one shard of the graph, with direct distances."""
+    CACHE.budget_nbytes = spec.cache_nbytes
+    points = spec.points
+    shard = new_shard(spec.shape, points.dtype, shard_number)
+    for p, first, last in points.overlapping(shard.first, shard.last):
+        lists = _read_lists(folder.child(f"merged-{number}"), p)
+        rows = slice(first, last)
+        place = int(points.firsts[p]) + first - shard.first
+        _write_rows(points, p, lists.numbers[rows], rows, shard, place)
+        shard.rows[place : place + last - first] = points.rows(p)[rows]
+    for leader, copies in points.copies_in(shard.first, shard.last):
+        p = points.partition_of(leader)
+        row = leader - int(points.firsts[p])
+        lists = _read_lists(folder.child(f"merged-{number}"), p)
+        one = empty_shard(leader, 1, spec.shape, points.dtype)
+        _write_rows(points, p, lists.numbers[row : row + 1], slice(row, row + 1), one, 0)
+        shard.share(copies, one, points.copy_rows(*copies))
+    write_shard(folder, shard)
+    return {"n_rows": len(shard.rows)}
+
+
+def _write_rows(
+    points: Points, p: int, numbers: NDArray[Any], rows: slice, shard: Shard, place: int
+) -> None:
+    """Fill some rows of a shard with lists of a partition, by direct distances."""
+    ranked, distances = probing.measure_rows(points, p, numbers, rows)
+    if ranked[:, : shard.k].min() < 0:
+        raise RuntimeError("a row of the neighbour graph is not full")
+    into = slice(place, place + len(ranked))
+    shard.neighbors[into, 1:] = ranked[:, : shard.k]
+    shard.distances[into, 1:] = distances[:, : shard.k]
