@@ -103,6 +103,98 @@ def test_products_where_boxes_prune_nothing(tmp_path):
     assert_graph(graph, rows.neighbors, rows.distances)
 
 
+@functools.cache
+def wide(n_points=6000, n_columns=120):
+    """Points in many dimensions, with copies."""
+    rng = np.random.default_rng(3)
+    centers = 0.5 * rng.normal(size=(30, n_columns))
+    x = (centers[rng.integers(30, size=n_points)] + rng.normal(size=(n_points, n_columns))).astype(
+        np.float32
+    )
+    x[:600], x[700:703] = x[0], x[700]
+    return rng.permutation(x)
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("probed")
+    source = write_zarr(folder / "x.zarr", wide(), 6000)
+    return build_graph(source, folder / "out", 10, knn="approximate", n_partitions=5, n_workers=0)
+
+
+def assert_sound(graph, x, k):
+    """Rows are full, distinct, measured by direct distances and sorted by (distance, row)."""
+    neighbors, distances = graph.to_memory()
+    for i in range(0, len(x), 7):
+        row, near = neighbors[i].astype(np.int64), distances[i]
+        assert row[0] == i
+        assert len(set(row.tolist())) == k + 1
+        np.testing.assert_array_equal(near, naive.distances_from(x, i)[row])
+        assert (np.lexsort((row[1:], near[1:])) == np.arange(k)).all()
+
+
+def true_recall(graph, x, k):
+    exact = neighbor_rows(x, k, "exact").distances
+    return np.mean(graph.to_memory()[1][:, 1:] <= exact[:, -1:])
+
+
+def test_probes_find_most_and_say_how_much(probed):
+    x = wide()
+    assert probed.summary["search"].startswith("probes")
+    assert_sound(probed, x, 10)
+    found = true_recall(probed, x, 10)
+    assert found >= 0.97
+    assert abs(probed.recall.sampled - found) <= 5 * probed.recall.error + 0.005
+    assert probed.recall.certified == 0
+    assert "+-" in str(probed.recall)
+    assert ((probed.to_memory()[1] == 0).sum(axis=1) == 11).sum() >= 500
+
+
+@pytest.mark.parametrize(("chunk_rows", "n_workers"), [(701, 0), (2500, 2)])
+def test_probes_do_not_depend_on_chunks_or_workers(tmp_path, probed, chunk_rows, n_workers):
+    source = write_zarr(tmp_path / "x.zarr", wide(), chunk_rows)
+    graph = build_graph(
+        source, tmp_path / "out", 10, knn="approximate", n_partitions=5, n_workers=n_workers
+    )
+    assert_graph(graph, *probed.to_memory())
+
+
+def test_probes_continue_after_a_failure(tmp_path, probed):
+    source = write_zarr(tmp_path / "x.zarr", wide(), 2000)
+    options = {"knn": "approximate", "n_partitions": 5, "n_workers": 0}
+    for stage in ("probe", "merge-0", "join-1", "finish"):
+
+        def fail(event, stage=stage):
+            if event.kind == "task-done" and event.stage == stage and event.n_done == 2:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            build_graph(source, tmp_path / "out", 10, progress=fail, **options)
+    graph = build_graph(source, tmp_path / "out", 10, **options)
+    assert_graph(graph, *probed.to_memory())
+    left = {path.name for path in next((tmp_path / "out").glob("graph-*")).iterdir()}
+    assert not {name for name in left if name.startswith(("lists", "merged", "edges", "truths"))}
+
+
+def test_pynndescent_by_partitions(tmp_path):
+    x = wide()
+    graph = build_graph(
+        x, tmp_path / "out", 10, knn_index="pynndescent", n_partitions=3, n_workers=0
+    )
+    assert graph.summary["search"] == "pynndescent"
+    assert_sound(graph, x, 10)
+    assert true_recall(graph, x, 10) >= 0.95
+
+
+def test_a_recall_under_the_target_warns(tmp_path):
+    x = np.random.default_rng(0).random((6000, 90)).astype(np.float32)
+    with pytest.warns(UserWarning, match=r"recall_target is 1: .* knn='exact'"):
+        graph = build_graph(
+            x, tmp_path / "out", 10, knn="approximate", recall_target=1.0, n_workers=0
+        )
+    assert graph.recall.sampled < 1
+
+
 def as_dask(x, folder):
     return da.from_array(x, chunks=(700, 2))
 

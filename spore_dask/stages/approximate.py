@@ -3,8 +3,8 @@
 Steps, each a list of tasks with one partition (or shard) each: the truth of a sample; lists from
 the cells that points probe; then rounds, in which edges are offered to their other ends (through
 files with a bucket for each partition) and neighbours of neighbours are measured; at last direct
-distances, written as shards of the graph. Rounds go on until the recall of one part of the sample
-reaches the target or hardly grows; the other part says what was reached.
+distances, written as shards of the graph. Rounds go on until the recall of the sample reaches the
+target or hardly grows.
 Reads the points; writes `neighbors`, `distances` and `rows`.
 Memory: one partition and one other, the lists of the first with their buffers and candidates, the
 first entries of the lists of its neighbours, and the cache.
@@ -29,10 +29,8 @@ from spore_dask.shards import Shard, create_graph, empty_shard, new_shard, write
 from spore_dask.store import Folder
 from spore_dask.tasks import Receipt, Work, run_stage, run_work
 
-STEERING_POINTS = 128
-"""Sampled points whose recall decides on probes and rounds."""
-REPORTED_POINTS = 384
-"""Sampled points whose recall is reported."""
+SAMPLED_POINTS = 512
+"""Points that are searched exactly; their recall decides on rounds, and is reported."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,22 +70,22 @@ class Run:
         """Search, and return what was found."""
         n_probes = self._begin()
         self.each("probe", _descend if self.spec.by_descent else _probe, n_probes)
-        recall, number = self._exchange(0), 0
-        effort, gain = None, 1.0
-        while number < probing.MAX_ROUNDS and recall[0] < self.spec.recall_target:
+        recall, error = self._exchange(0)
+        number, effort, gain = 0, None, 1.0
+        while number < probing.MAX_ROUNDS and recall < self.spec.recall_target:
             effort = probing.next_effort(effort, n_probes, gain)
             if effort is None:
                 break
-            last, number = recall[0], number + 1
+            last, number = recall, number + 1
             self.each(f"join-{number}", _join, number, effort)
-            recall = self._exchange(number)
-            gain = recall[0] - last
+            recall, error = self._exchange(number)
+            gain = recall - last
         create_graph(self.folder, self.spec.shape, np.dtype(self.spec.points.dtype))
         finish = functools.partial(_finish, self.spec, self.folder, number)
         shards = range(self.spec.shape.n_shards)
         run_work(self.engine, self.folder, Work("finish", finish, shards, self.spec.needs_nbytes))
         self.folder.remove(f"merged-{number}")
-        return {"n_probes": n_probes, "n_rounds": number, "recall": recall[1], "error": recall[2]}
+        return {"n_probes": n_probes, "n_rounds": number, "recall": recall, "error": error}
 
     def _begin(self) -> int:
         """Search the sample exactly; return how many cells each point is to probe."""
@@ -107,8 +105,8 @@ class Run:
         n_probes: int = self.folder.read_json("probes.json")["n_probes"]
         return n_probes
 
-    def _exchange(self, number: int) -> tuple[float, float, float]:
-        """Offer edges to their other ends; return steering recall, reported recall, its error."""
+    def _exchange(self, number: int) -> tuple[float, float]:
+        """Offer edges to their other ends; return the sampled recall and its standard error."""
         self.each(f"edges-{number}", _turn, number)
         receipts = self.each(f"merge-{number}", _merge, number)
         self.folder.remove(f"edges-{number}")
@@ -116,10 +114,7 @@ class Run:
         if number:
             self.folder.remove(f"merged-{number - 1}")
         shares = np.concatenate([r["shares"] for r in receipts])
-        steering = _is_steering(self.spec, len(shares))
-        reported = shares[~steering] if (~steering).any() else shares
-        error = reported.std() / np.sqrt(len(reported))
-        return float(shares[steering].mean()), float(reported.mean()), float(error)
+        return float(shares.mean()), float(shares.std() / np.sqrt(len(shares)))
 
 
 def search_approximately(engine: Engine, folder: Folder, spec: ApproximateSpec) -> Receipt:
@@ -130,16 +125,9 @@ def search_approximately(engine: Engine, folder: Folder, spec: ApproximateSpec) 
 def _drawn(spec: ApproximateSpec) -> NDArray[np.int64]:
     """Return the numbers of the sampled points, ascending."""
     n_points = int(spec.points.firsts[-1])
-    wanted = STEERING_POINTS + REPORTED_POINTS
-    if n_points <= wanted:
+    if n_points <= SAMPLED_POINTS:
         return np.arange(n_points)
-    return np.unique(np.random.default_rng(spec.seed).integers(0, n_points, wanted))
-
-
-def _is_steering(spec: ApproximateSpec, n_sampled: int) -> NDArray[np.bool_]:
-    """Tell which of the sampled points steer; the others report."""
-    order = np.random.default_rng(spec.seed).permutation(n_sampled)
-    return order < max(1, n_sampled * STEERING_POINTS // (STEERING_POINTS + REPORTED_POINTS))
+    return np.unique(np.random.default_rng(spec.seed).integers(0, n_points, SAMPLED_POINTS))
 
 
 def _sampled_here(spec: ApproximateSpec, p: int) -> tuple[slice, NDArray[np.int64]]:
