@@ -136,7 +136,8 @@ def test_products_take_over_where_boxes_prune_nothing(monkeypatch):
 
 def test_approximate_rows_are_sorted_full_and_close():
     rng = np.random.default_rng(0)
-    points = rng.normal(size=(5000, 12)).astype(np.float32)
+    centers = rng.normal(size=(40, 90))
+    points = (centers[rng.integers(40, size=5000)] + rng.normal(size=(5000, 90))).astype(np.float32)
     points[:300] = points[300]
     points[4000:4005] = points[17]
     found = neighbor_rows(points, 15, "approximate", seed=1)
