@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 BIN := .venv/bin
 PACKAGES := chromium iproute2 slurm-wlm
 
-.PHONY: demo test test-all lint check-python system-packages pictures bench-phases clean
+.PHONY: demo test test-all lint check-python system-packages pictures bench-phases bench-graphs clean
 
 demo: .venv/ready
 	$(BIN)/spore-dask demo
@@ -32,6 +32,11 @@ PEER_PYTHON ?= python3.12
 bench-phases: .venv/ready .venv-peer/ready
 	$(BIN)/python -m pipelines.phases --peer-python .venv-peer/bin/python
 
+# The out-of-core graph: exactness, recall, memory, speed against peers, start, scaling.
+PARTS ?=
+bench-graphs: .venv/ready
+	$(BIN)/python -m pipelines.graphs $(PARTS)
+
 pictures: .venv/ready
 	$(BIN)/python docs/pictures.py
 
@@ -42,7 +47,7 @@ pictures: .venv/ready
 	touch $@
 
 # numba does not see that a function inlined from another file has changed: compile anew.
-.venv/kernels: $(wildcard spore_dask/*.py spore_dask/kernels/*.py) | .venv/ready
+.venv/kernels: $(wildcard spore_dask/kernels/*.py) | .venv/ready
 	find spore_dask -name '*.nb[ci]' -delete
 	touch $@
 

@@ -380,7 +380,7 @@ def scaling(options: argparse.Namespace, folder: Path) -> None:
         small = stage_seconds(tenth, folder / "small", 38, client)[0]
         large_source = generate(folder / "large.zarr", 10_000_000, 3)
         large = stage_seconds(large_source, folder / "large", 38, client)[0]
-        print(f"scaling    x 3, k = 38: 10^5 {small:.2f} s, 10^6 {whole:.2f} s, 10^7 {large:.2f} s: "
+        print(f"scaling    x 3, k = 38: 10^5 {small:.2f}, 10^6 {whole:.2f}, 10^7 {large:.2f} s: "
               f"{whole / small:.1f} and {large / whole:.1f} times (aim 13)")  # fmt: skip
         x = blobs_and_shapes(1_000_000, 8, dtype=np.float32)[0]
         source = write_zarr(folder / "distinct.zarr", x, 16)
