@@ -325,11 +325,11 @@ def _visit(own, home, first_query, cells, cell, is_home, k, buffers, squared):
         limit = limits[query]
         if _point_bound(own_columns, place, own_size, low, high, node) > limit:
             continue
-        n_summed = _measure(
+        n_summed, n_within = _measure(
             own_columns, place, own_size, columns, first, size, n_columns, limit, squared
         )
         n_compared += n_summed * size
-        if n_summed < n_columns:
+        if n_within == 0:
             continue
         itself = i if is_home else -1
         for j in range(size):
@@ -355,14 +355,15 @@ def _visit(own, home, first_query, cells, cell, is_home, k, buffers, squared):
 def _measure(own_columns, place, step, columns, first, size, n_columns, limit, squared):
     """Fill `squared` with the squared distances of one point to the points of a cell.
 
-    Stops as soon as every point is beyond the limit. Returns the number of columns summed: fewer
-    than all means that no point of the cell is within the limit. Indices are unsigned, because
-    numba's check for negative ones keeps loops from running on vectors.
+    Stops as soon as every point is beyond the limit. Returns the number of columns summed, and the
+    number of points within the limit as far as these columns tell. Loops run on vectors: indices
+    are unsigned, because numba checks others for being negative, and points within are counted,
+    because the least of floats would not.
     """
     for j in range(size):
         squared[j] = 0
-    n_summed = 0
-    while n_summed < n_columns:
+    n_summed, n_within = 0, np.int32(1)
+    while n_summed < n_columns and n_within > 0:
         for column in range(n_summed, min(n_summed + COLUMNS_PER_STEP, n_columns)):
             at = own_columns[place + column * step]
             start = uintp(first * n_columns + column * size)
@@ -370,10 +371,7 @@ def _measure(own_columns, place, step, columns, first, size, n_columns, limit, s
                 difference = columns[start + uintp(j)] - at
                 squared[uintp(j)] += difference * difference
         n_summed = min(n_summed + COLUMNS_PER_STEP, n_columns)
-        if n_summed < n_columns:
-            nearest = squared[0]
-            for j in range(size):
-                nearest = min(nearest, squared[uintp(j)])
-            if nearest > limit:
-                break
-    return n_summed
+        n_within = np.int32(0)
+        for j in range(size):
+            n_within += np.int32(squared[uintp(j)] <= limit)
+    return n_summed, n_within
