@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from spore_dask import probing
+from spore_dask.exact import number_dtype
 from spore_dask.kernels import joins, means
 from spore_dask.kernels.probes import Lists, Part
 from spore_dask.partitions import build_means_tree
@@ -74,7 +75,7 @@ def approximate_rows(
     recall_target: float = RECALL_TARGET,
     max_rounds: int = probing.MAX_ROUNDS,
     seed: int = 42,
-) -> tuple[NDArray[np.int64], NDArray[Any], float]:
+) -> tuple[NDArray[Any], NDArray[Any], float]:
     """Find most of the k nearest others of each point.
 
     Parameters
@@ -92,7 +93,7 @@ def approximate_rows(
 
     Returns
     -------
-    neighbors : int64 array (N, k + 1)
+    neighbors : integer array (N, k + 1)
         Each point, then neighbours by (distance, row), as input rows.
     distances : array (N, k + 1)
         Direct distances, in the dtype of the points.
@@ -200,12 +201,10 @@ def join(index: Partitions, lists: Sequence[Lists], effort: Effort) -> list[List
     return in_threads(join_home, range(len(lists)))
 
 
-def _rows(
-    index: Partitions, lists: Sequence[Lists], k: int
-) -> tuple[NDArray[np.int64], NDArray[Any]]:
+def _rows(index: Partitions, lists: Sequence[Lists], k: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the neighbour graph in input rows."""
     n_points = int(index.firsts[-1])
-    neighbors = np.empty((n_points, k + 1), np.int64)
+    neighbors = np.empty((n_points, k + 1), number_dtype(n_points))
     distances = np.zeros((n_points, k + 1), lists[0].squares.dtype)
     neighbors[:, 0] = np.arange(n_points)
     row_of = np.concatenate(index.input_rows)

@@ -7,6 +7,7 @@ writes beside. Memory of this process: the sample; of each worker: see `memory`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -20,8 +21,8 @@ from numpy.typing import NDArray
 from spore_dask.engine import Engine, open_engine
 from spore_dask.errors import InputError
 from spore_dask.inputs import find_input
-from spore_dask.pilot import EXACT, PRODUCTS, PYNNDESCENT, choose_search, compared_by_cells
-from spore_dask.plan import Options, Plan, make_plan
+from spore_dask.pilot import CELLS, EXACT, PRODUCTS, PYNNDESCENT, choose_search, compared_by_cells
+from spore_dask.plan import FEW_COLUMNS, Options, Plan, make_plan
 from spore_dask.points import BOXES, CACHE, MEANS, Points
 from spore_dask.progress import as_consumer
 from spore_dask.stages.approximate import ApproximateSpec, search_approximately
@@ -29,7 +30,7 @@ from spore_dask.stages.neighbors import NeighborSpec, search_exactly
 from spore_dask.stages.partition import PartitionSpec, partition
 from spore_dask.stages.scan import Scan, ScanSpec, scan
 from spore_dask.store import Folder, hash_of
-from spore_dask.tasks import Work, run_work
+from spore_dask.tasks import Work, is_done, run_work
 
 FORMAT = 1
 """Version of what is written; another one is another run."""
@@ -198,13 +199,17 @@ def build_graph(
     folder = Folder(os.fspath(out))
     data = find_input(source, component, folder)
     options = Options(k, knn, knn_index, recall_target, n_partitions, metric, scale, seed)
-    plan = make_plan(data, folder, options, memory_limit, n_workers)
-    with open_engine(client, n_workers, plan.memory_limit, as_consumer(progress)) as engine:
-        try:
-            name = _build(engine, folder, plan)
-        finally:
-            CACHE.clear()
-    return Graph(folder.url, name)
+    consumer = as_consumer(progress)
+    with contextlib.ExitStack() as stack:
+        if client is not None:  # its workers say what memory there is
+            engine = stack.enter_context(open_engine(client, n_workers, None, consumer))
+            memory_limit = memory_limit or engine.memory_limit
+        plan = make_plan(data, folder, options, memory_limit, n_workers)
+        if client is None:
+            limit = plan.memory_limit
+            engine = stack.enter_context(open_engine(None, n_workers, limit, consumer))
+        stack.callback(CACHE.clear)
+        return Graph(folder.url, _build(engine, folder, plan))
 
 
 def _build(engine: Engine, folder: Folder, plan: Plan) -> str:
@@ -212,7 +217,6 @@ def _build(engine: Engine, folder: Folder, plan: Plan) -> str:
     scanned = _scan(engine, folder, plan)
     search = _choose(engine, plan, scanned)
     points = _partition(engine, folder, plan, scanned, search)
-    plan.data.remove()
     target = folder.child(
         "graph-" + hash_of(points.folder.name, search, plan.options.recall_target)
     )
@@ -268,7 +272,6 @@ def _approximate_spec(plan: Plan, points: Points, search: str) -> ApproximateSpe
 def _scan(engine: Engine, folder: Folder, plan: Plan) -> Scan:
     """Read and check the source."""
     options, needs = plan.options, plan.memory()["scan"]
-    plan.data.write(engine, needs)
     spec = ScanSpec(
         source=plan.data.source,
         rows_per_task=plan.input_shape.rows_per_task,
@@ -279,7 +282,10 @@ def _scan(engine: Engine, folder: Folder, plan: Plan) -> Scan:
         needs_nbytes=needs,
     )
     name = "scan-" + hash_of(FORMAT, dataclasses.asdict(dataclasses.replace(spec, needs_nbytes=0)))
-    return scan(engine, folder.child(name), spec)
+    target = folder.child(name)
+    if not is_done(target):
+        plan.data.write(engine, needs)
+    return scan(engine, target, spec)
 
 
 def _choose(engine: Engine, plan: Plan, scanned: Scan) -> str:
@@ -287,6 +293,8 @@ def _choose(engine: Engine, plan: Plan, scanned: Scan) -> str:
     options, shape = plan.options, plan.shape
     if options.knn_index == "pynndescent":
         return PYNNDESCENT
+    if shape.n_columns <= FEW_COLUMNS:
+        return CELLS
     pilot = functools.partial(_pilot, scanned, shape.n_points, options.knn)
     work = Work(f"pilot-{options.knn}-{shape.k}", pilot, [shape.k], plan.memory()["driver"])
     compared = run_work(engine, scanned.folder, work)[0]["compared"]
@@ -313,4 +321,9 @@ def _partition(engine: Engine, folder: Folder, plan: Plan, scanned: Scan, search
         gather_nbytes=needs["partition"],
     )
     name = hash_of(scanned.folder.name, scanned.checksum, kind, plan.shape)
-    return partition(engine, folder.child(f"points-{name}"), spec, scanned.sample())
+    target = folder.child(f"points-{name}")
+    if not is_done(target):
+        plan.data.write(engine, needs["scan"])
+    points = partition(engine, target, spec, scanned.sample())
+    plan.data.remove()
+    return points

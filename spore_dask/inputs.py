@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import os
-import zlib
 from typing import Any
 
 import dask
@@ -88,7 +88,7 @@ def _copied(content: Any, folder: Folder) -> Input:
             )
         identity = dask.base.tokenize(content)
     else:
-        identity = f"{_content_hash(content):08x}"
+        identity = _content_hash(content)
     n_rows, n_columns = map(int, content.shape)
     row_nbytes = n_columns * content.dtype.itemsize
     chunk_rows = min(n_rows, max(1, BLOCK_NBYTES // row_nbytes))
@@ -108,13 +108,13 @@ def _blocks(content: Any, step: int) -> list[tuple[int, int]]:
     return [(i, min(i + step, content.shape[0])) for i in range(0, content.shape[0], step)]
 
 
-def _content_hash(content: Any) -> int:
-    """Return a checksum of the rows, read a block at a time."""
+def _content_hash(content: Any) -> str:
+    """Return a hash of the rows, read a block at a time."""
     row_nbytes = content.shape[1] * content.dtype.itemsize
-    checksum = 0
+    digest = hashlib.blake2b(digest_size=16)
     for first, last in _blocks(content, max(1, BLOCK_NBYTES // row_nbytes)):
-        checksum = zlib.crc32(np.ascontiguousarray(content[first:last]).data, checksum)
-    return checksum
+        digest.update(np.ascontiguousarray(content[first:last]).data)
+    return digest.hexdigest()
 
 
 def _write(engine: Engine, data: Input, needs_nbytes: int, folder: Folder) -> Receipt:

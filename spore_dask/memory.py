@@ -14,7 +14,7 @@ SHARD_NBYTES = 32 << 20
 PARTITION_NBYTES = 24 << 20
 LEAST_PARTITIONS = 16
 LEAST_POINTS = 4096
-READ_ROWS = 1024
+READ_ROWS = 4096
 """Rows of the graph in the smallest part that can be read alone."""
 LARGEST_PARTITION = 2
 """A partition may be this many times as large as the mean."""

@@ -26,6 +26,7 @@ from spore_dask.threads import n_threads
 KNN = one_of("auto", "exact", "approximate")
 KNN_INDEX = one_of("cells", "pynndescent", optional=True)
 FEW_COLUMNS = 3
+"""Columns up to which boxes always prune."""
 RECALL = Range("a number in (0, 1]", lambda v: isinstance(v, float | int) and 0 < v <= 1, float)
 
 

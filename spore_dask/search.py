@@ -32,7 +32,7 @@ from spore_dask.kernels.copies import large_groups
 from spore_dask.kernels.nearest import Buffers, finish, new_buffers
 from spore_dask.memory import shape_of
 from spore_dask.params import one_of
-from spore_dask.pilot import CELLS, EXACT, PRODUCTS, choose_search, compared_from_cells
+from spore_dask.pilot import CELLS, PROBES, choose_search, compared_from_cells
 from spore_dask.threads import in_threads
 
 KNN = one_of("auto", "exact", "approximate")
@@ -109,20 +109,19 @@ def _new_arrays(n_points: int, k: int, dtype: np.dtype[Any]) -> tuple[NDArray[An
 def _search(points: NDArray[np.floating], k: int, knn: str, seed: int) -> Rows:
     """Choose a way to search, and search."""
     n_points, n_columns = points.shape
-    neighbors, distances = _new_arrays(n_points, k, points.dtype)
-    cells = build_cells(points, np.arange(n_points, dtype=neighbors.dtype))
+    cells = build_cells(points, np.arange(n_points, dtype=number_dtype(n_points)))
     chosen = choose_search(knn, compared_from_cells(cells, k), n_points, n_columns)
-    if chosen == CELLS:
-        _search_cells(cells, neighbors, distances)
-    elif chosen == PRODUCTS:
-        del cells
-        _search_products(points, neighbors, distances)
-    else:
+    if chosen == PROBES:
         del cells
         n_partitions = shape_of(n_points, n_columns, points.itemsize, k).n_partitions
-        found = approximate_rows(points, k, n_partitions, seed=seed)
-        neighbors[...], distances = found[0], found[1]
-    return Rows(neighbors, distances, chosen in EXACT)
+        neighbors, distances, _ = approximate_rows(points, k, n_partitions, seed=seed)
+        return Rows(neighbors, distances, exact=False)
+    neighbors, distances = _new_arrays(n_points, k, points.dtype)
+    if chosen == CELLS:
+        _search_cells(cells, neighbors, distances)
+    else:
+        _search_products(points, neighbors, distances)
+    return Rows(neighbors, distances, exact=True)
 
 
 def _search_cells(

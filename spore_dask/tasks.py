@@ -56,6 +56,11 @@ def _keep_receipt(
     return receipt
 
 
+def is_done(folder: Folder) -> bool:
+    """Tell whether a stage has been marked done."""
+    return folder.exists(MARKER)
+
+
 def run_stage(folder: Folder, build: Callable[[Folder], Receipt]) -> Receipt:
     """Return what a finished stage has left, or build it and mark it done."""
     summary: Receipt | None = folder.read_json(MARKER)

@@ -113,7 +113,7 @@ def _build(
 
 def _grow_tree(spec: PartitionSpec, sample: NDArray[np.floating]) -> Tree | MeansTree:
     """Grow the tree that shares out the points: cuts of columns, or hyperplanes between means."""
-    if spec.kind == BOXES:
+    if spec.kind == BOXES or not len(sample):
         return build_tree(sample, spec.shape.n_partitions)
     return build_means_tree(sample, spec.shape.n_partitions, spec.seed)
 
