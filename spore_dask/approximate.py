@@ -63,7 +63,7 @@ class Truth:
     sample: NDArray[np.floating]
     """Their coordinates."""
     lists: Lists
-    """Their k nearest, by rough squares."""
+    """Their k nearest, with direct distances in place of squares."""
 
 
 def approximate_rows(
@@ -147,7 +147,7 @@ def split_points(points: NDArray[np.floating], n_partitions: int, seed: int) -> 
 
 
 def search_sample(index: Partitions, k: int, n_sampled: int, seed: int) -> Truth:
-    """Search some points exactly, up to the rounding of products: they meet every cell."""
+    """Search some points exactly: they meet every cell."""
     n_points = int(index.firsts[-1])
     rng = np.random.default_rng(seed)
     numbers = np.sort(rng.choice(n_points, min(n_points, n_sampled), replace=False))
@@ -158,11 +158,14 @@ def search_sample(index: Partitions, k: int, n_sampled: int, seed: int) -> Truth
 
 
 def sampled_recall(index: Partitions, lists: Sequence[Lists], truth: Truth) -> float:
-    """Return the share of the sample's true neighbours that are found, ties included."""
-    k = truth.lists.squares.shape[1]
-    pairs = zip(index.parts, lists, strict=True)
-    found = [each.squares[_places(truth.numbers, part), :k] for part, each in pairs]
-    return float(np.mean(np.concatenate(found) <= truth.lists.squares[:, -1:] * probing.LEVEL))
+    """Return the share of the sample's true neighbours that are found."""
+    found = [
+        [array[_places(truth.numbers, part)] for array in each]
+        for part, each in zip(index.parts, lists, strict=True)
+    ]
+    own = Lists(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
+    shares = probing.found_shares(own, truth.lists.numbers, truth.lists.squares)
+    return float(shares.mean())
 
 
 def exchange(index: Partitions, lists: Sequence[Lists]) -> None:

@@ -148,8 +148,10 @@ class Transform:
     shift: NDArray[np.float64] | None = None
     divisor: NDArray[np.float64] | None = None
 
-    def apply(self, data: NDArray[Any], first_row: int = 0) -> NDArray[np.floating]:
-        """Return the working coordinates of a part of the rows, which begins at `first_row`."""
+    def apply(
+        self, data: NDArray[Any], first_row: int | NDArray[np.int64] = 0
+    ) -> NDArray[np.floating]:
+        """Return the working coordinates of rows from `first_row` on, or of those it lists."""
         result = np.empty(data.shape, self.dtype)
         if self.shift is None and self.metric == "euclidean":
             np.copyto(result, data, casting="unsafe")  # the same as by way of float64
@@ -157,7 +159,7 @@ class Transform:
             for rows, block in _blocks(data):
                 block = self._scale(block)
                 if self.metric == "cosine":
-                    _normalise(block, first_row + rows.start)
+                    _normalise(block, rows.start, first_row)
                 result[rows] = block
         result += 0.0  # -0.0 becomes 0.0
         return result
@@ -281,11 +283,23 @@ def _blocks(data: NDArray[Any]) -> Iterator[tuple[slice, NDArray[np.float64]]]:
         yield rows, data[rows].astype(np.float64, order="C", copy=True)
 
 
-def _normalise(block: NDArray[np.float64], first_row: int) -> None:
+def _normalise(block: NDArray[np.float64], place: int, first_row: int | NDArray[np.int64]) -> None:
     """Divide each row by its length, in place."""
     zero = divide_by_length(block)
     if zero >= 0:
-        raise InputError(
-            f"Row {first_row + zero} of the data is a zero vector, which has no direction: "
-            "remove such rows, or use metric='euclidean'."
-        )
+        zero += place
+        _refuse_zero(first_row + zero if isinstance(first_row, int) else int(first_row[zero]))
+
+
+def refuse_zero_rows(data: NDArray[Any], first_row: int) -> None:
+    """Refuse rows without a direction; they begin at `first_row`."""
+    zero = np.flatnonzero(~data.any(axis=1))
+    if len(zero):
+        _refuse_zero(first_row + int(zero[0]))
+
+
+def _refuse_zero(row: int) -> None:
+    raise InputError(
+        f"Row {row} of the data is a zero vector, which has no direction: remove such rows, or use "
+        "metric='euclidean'."
+    )

@@ -98,7 +98,7 @@ _WORKER_CONFIG = {
     "logging": {"distributed": "critical", "distributed.worker": "critical"},
 }
 
-_N_WORKERS = Range(
+N_WORKERS = Range(
     "a whole number from 0 on",
     lambda v: isinstance(v, Integral) and not isinstance(v, bool) and int(v) >= 0,
     int,
@@ -150,7 +150,7 @@ def open_engine(
     progress
         Called with each `Event`, in the thread that calls `Engine.run`.
     """
-    n_workers = _N_WORKERS.check("n_workers", n_workers)
+    n_workers = N_WORKERS.check("n_workers", n_workers)
     if client is not None and n_workers is not None:
         raise ParameterError(
             f"n_workers is {n_workers} although client is given; the client's cluster decides how "

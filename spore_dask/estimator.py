@@ -85,6 +85,8 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         The counts that the parameters came to.
     exact_ : bool
         Whether the neighbour search was exact.
+    recall_ : float
+        Share of the true neighbours that it found, 1 if it was exact, else over sampled points.
     n_features_in_ : int
     """
 
@@ -151,6 +153,7 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         self.n_clusters_ = len(found.clusters)
         self.thresholds_ = found.thresholds
         self.exact_ = rows.exact
+        self.recall_ = rows.recall
         return self
 
     def fit_predict(self, X: ArrayLike, y: Any = None) -> np.ndarray[Any, np.dtype[np.int32]]:

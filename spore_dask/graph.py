@@ -29,7 +29,7 @@ from spore_dask.stages.approximate import ApproximateSpec, search_approximately
 from spore_dask.stages.neighbors import NeighborSpec, search_exactly
 from spore_dask.stages.partition import PartitionSpec, partition
 from spore_dask.stages.scan import Scan, ScanSpec, scan
-from spore_dask.store import Folder, hash_of
+from spore_dask.store import Folder, address, hash_of
 from spore_dask.tasks import Work, is_done, run_work
 
 FORMAT = 1
@@ -67,7 +67,7 @@ class Graph:
     """
 
     def __init__(self, path: str | os.PathLike[str], name: str | None = None) -> None:
-        folder = Folder(os.fspath(path))
+        folder = Folder(address(path))
         name = name or (folder.read_json(POINTER) or {}).get("name", "")
         summary = folder.child(name).read_json(POINTER) if name else None
         if summary is None:
@@ -133,11 +133,16 @@ def plan_graph(
     *,
     component: str | None = None,
     memory_limit: int | str | None = None,
+    client: Any = None,
     n_workers: int | None = None,
+    progress: Any = None,
     **options: Any,
 ) -> Plan:
-    """Say what `build_graph` would need with the same arguments: print the result."""
-    folder = Folder(os.fspath(out))
+    """Say what `build_graph` would need with the same arguments: print the result.
+
+    Connects to nothing: with a `client`, give the `memory_limit` of its workers.
+    """
+    folder = Folder(address(out))
     data = find_input(source, component, folder)
     return make_plan(data, folder, Options(k, **options), memory_limit, n_workers)
 
@@ -196,7 +201,7 @@ def build_graph(
     -------
     Graph
     """
-    folder = Folder(os.fspath(out))
+    folder = Folder(address(out))
     data = find_input(source, component, folder)
     options = Options(k, knn, knn_index, recall_target, n_partitions, metric, scale, seed)
     consumer = as_consumer(progress)
@@ -214,12 +219,12 @@ def build_graph(
 
 def _build(engine: Engine, folder: Folder, plan: Plan) -> str:
     """Run the stages; return the name of the graph."""
+    plan = dataclasses.replace(plan, data=plan.data.known(engine, plan.memory()["scan"]))
     scanned = _scan(engine, folder, plan)
     search = _choose(engine, plan, scanned)
     points = _partition(engine, folder, plan, scanned, search)
-    target = folder.child(
-        "graph-" + hash_of(points.folder.name, search, plan.options.recall_target)
-    )
+    target_recall = None if search in EXACT else plan.options.recall_target
+    target = folder.child("graph-" + hash_of(points.folder.name, search, target_recall))
     if search in EXACT:
         found = search_exactly(engine, target, _neighbor_spec(plan, points, search))
         recall = Recall(certified=1.0, sampled=1.0, error=0.0)

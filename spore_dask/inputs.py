@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import os
+import zlib
 from typing import Any
 
 import dask
@@ -22,7 +23,7 @@ from spore_dask.coordinates import check_array, refuse_masked
 from spore_dask.engine import Engine
 from spore_dask.errors import InputError
 from spore_dask.store import Folder, Source, address_of, describe, hash_of, open_source
-from spore_dask.tasks import Receipt, Work, run_stage, run_work
+from spore_dask.tasks import MARKER, Receipt, Work, run_stage, run_work
 
 BLOCK_NBYTES = 16 << 20
 
@@ -35,16 +36,36 @@ class Input:
     content: Any = None
     """The array to write; None where the source is there already."""
 
+    @property
+    def folder(self) -> Folder:
+        """Where the content is written."""
+        return Folder(self.source.url.rsplit("/", 1)[0])
+
+    def known(self, engine: Engine, needs_nbytes: int) -> Input:
+        """Return the same with the source's identity known.
+
+        What a dask array will give cannot be told beforehand: it is computed and written now.
+        """
+        if not isinstance(self.content, dask.array.Array):
+            return self
+        self.remove()
+        self.write(engine, needs_nbytes)
+        receipts = self.folder.child("receipts-input")
+        names = sorted(receipts.names(), key=lambda name: int(name.removesuffix(".json")))
+        identity = hash_of([receipts.read_json(name)["checksum"] for name in names])
+        return dataclasses.replace(self, source=dataclasses.replace(self.source, identity=identity))
+
     def write(self, engine: Engine, needs_nbytes: int) -> None:
-        """Write the content to where the source says."""
+        """Write the content to where the source says, unless it is there."""
         if self.content is not None:
-            build = functools.partial(_write, engine, self, needs_nbytes)
-            run_stage(Folder(self.source.url.rsplit("/", 1)[0]), build)
+            run_stage(self.folder, functools.partial(_write, engine, self, needs_nbytes))
 
     def remove(self) -> None:
-        """Remove what `write` has written."""
+        """Remove what `write` has written; first what says that it is there."""
         if self.content is not None:
-            Folder(self.source.url.rsplit("/", 1)[0]).remove()
+            self.folder.remove(MARKER)
+            self.folder.remove("receipts-input")
+            self.folder.remove()
 
 
 def find_input(source: Any, component: str | None, folder: Folder) -> Input:
@@ -92,6 +113,8 @@ def _copied(content: Any, folder: Folder) -> Input:
     n_rows, n_columns = map(int, content.shape)
     row_nbytes = n_columns * content.dtype.itemsize
     chunk_rows = min(n_rows, max(1, BLOCK_NBYTES // row_nbytes))
+    if isinstance(content, dask.array.Array):
+        chunk_rows = max(content.chunks[0])  # what a task computes at least
     name = hash_of("input", identity, content.shape, content.dtype.str)
     source = Source(
         url=folder.child(f"input-{name}/data").url,
@@ -137,5 +160,6 @@ def _write(engine: Engine, data: Input, needs_nbytes: int, folder: Folder) -> Re
 def _write_computed(folder: Folder, item: tuple[int, int, Any]) -> Receipt:
     """Compute some rows of a dask array, and write them."""
     first, last, block = item
-    folder.open_array("data", "r+")[first:last] = block.compute(scheduler="synchronous")
-    return {"n_rows": last - first}
+    data = np.ascontiguousarray(block.compute(scheduler="synchronous"))
+    folder.open_array("data", "r+")[first:last] = data
+    return {"n_rows": last - first, "checksum": zlib.crc32(data.data)}

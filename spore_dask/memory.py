@@ -15,9 +15,12 @@ PARTITION_NBYTES = 24 << 20
 LEAST_PARTITIONS = 16
 LEAST_POINTS = 4096
 READ_ROWS = 4096
-"""Rows of the graph in the smallest part that can be read alone."""
+"""Rows of the graph in the smallest part that can be read alone, at most an eighth of a shard."""
 LARGEST_PARTITION = 2
-"""A partition may be this many times as large as the mean."""
+"""A partition may be this many times as large as the mean; more where samples are few."""
+SAMPLES_PER_PARTITION = 1024
+LEAST_SAMPLE = 1 << 16
+SAMPLE_NBYTES = 64 << 20
 INPUT_TASKS = 64
 TASK_NBYTES = 2 << 20
 MOST_TASK_NBYTES = 32 << 20
@@ -25,9 +28,12 @@ MOST_TASK_NBYTES = 32 << 20
 
 FLOAT_BLOCK_NBYTES = 16 << 20
 BUFFERS_NBYTES = 8 << 20
+QUERIES = 4096
+"""Points that are compared with all others at a time, where boxes do not prune."""
 
 LIST_MARGIN = 4
-MOST_PROBES = 64
+MOST_PROBES = 128
+"""Cells that a point probes at most, unless cells are too small to fill a list."""
 
 INTERPRETER_NBYTES = 320 << 20
 """A process with numba, Zarr and distributed loaded and kernels compiled."""
@@ -77,7 +83,15 @@ class Shape:
     def most_points(self) -> int:
         """Points of the largest partition that a plan allows for."""
         mean = -(-self.n_points // self.n_partitions)
-        return min(self.n_points, max(LARGEST_PARTITION * mean, 2 * self.k + LEAST_POINTS))
+        factor = max(LARGEST_PARTITION, 1 + 5 / math.sqrt(self.sample_size / self.n_partitions))
+        return min(self.n_points, max(math.ceil(factor * mean), 2 * self.k + LEAST_POINTS))
+
+    @property
+    def sample_size(self) -> int:
+        """Rows that are drawn to grow the tree of partitions on."""
+        wanted = max(SAMPLES_PER_PARTITION * self.n_partitions, LEAST_SAMPLE)
+        limit = max(1024, SAMPLE_NBYTES // (self.n_columns * self.itemsize))
+        return min(self.n_points, wanted, limit)
 
 
 def shape_of(
@@ -94,7 +108,8 @@ def shape_of(
         n_partitions = -(-n_points // max(1, most))
         n_partitions = max(1, n_partitions, min(LEAST_PARTITIONS, n_points // LEAST_POINTS))
     per_shard = -(-n_points // n_partitions)
-    read_rows = min(READ_ROWS, per_shard)
+    eighth = max(1, per_shard // 8)
+    read_rows = min(READ_ROWS, 1 << (eighth.bit_length() - 1))
     shard_rows = -(-per_shard // read_rows) * read_rows
     return dataclasses.replace(
         probe, n_partitions=n_partitions, shard_rows=shard_rows, read_rows=read_rows
@@ -140,8 +155,8 @@ def gather_nbytes(shape: Shape) -> int:
 def neighbors_nbytes(shape: Shape) -> int:
     """Return the projected peak of a process that searches, but for its cache of partitions."""
     graph = 3 * shape.shard_rows * shape.row_nbytes
-    buffers = max(BUFFERS_NBYTES, 80 * (3 * shape.k + 16) * (shape.itemsize + 8))
-    return INTERPRETER_NBYTES + graph + 2 * shape.partition_nbytes + buffers
+    buffers = 2 * BUFFERS_NBYTES + QUERIES * (3 * shape.k + 16) * (shape.itemsize + 8)
+    return INTERPRETER_NBYTES + graph + 4 * shape.partition_nbytes + buffers
 
 
 def approximate_nbytes(shape: Shape) -> int:
@@ -164,9 +179,15 @@ def driver_nbytes(data: InputShape, shape: Shape) -> int:
     )
 
 
-def disk_nbytes(shape: Shape) -> int:
-    """Return the most that a run has on disk: points twice, or points and graph."""
-    points = shape.n_points * shape.point_nbytes
-    boxes = points // 20
+def disk_nbytes(shape: Shape, copied_nbytes: int, may_approximate: bool) -> int:
+    """Return the most that a run has on disk: points twice, or points and graph.
+
+    `copied_nbytes` is what of the input has to be written first; an approximate search has its
+    lists twice, and their edges, before the graph.
+    """
+    points = shape.n_points * shape.point_nbytes * 21 // 20 + shape.sample_size * shape.point_nbytes
     graph = shape.n_points * (shape.row_nbytes + shape.number_nbytes)
-    return points + boxes + max(points, graph)
+    entry = shape.itemsize + shape.number_nbytes + 1
+    lists = shape.n_points * (shape.k + LIST_MARGIN) * entry
+    work = graph + lists if may_approximate else graph
+    return points + max(points + copied_nbytes, work, 3 * lists if may_approximate else 0)

@@ -16,20 +16,11 @@ from spore_dask.kernels import means
 from spore_dask.kernels.copies import hash_rows
 from spore_dask.kernels.routes import route
 
-SAMPLES_PER_PARTITION = 1024
 MEANS_SAMPLES = 1000
-SAMPLE_NBYTES = 64 << 20
 HEAVY_SAMPLES = 16
 """A point whose copies are drawn this often is heavy: its copies are kept apart."""
-TRIED_COLUMNS = 4
 WELL_CUT = 0.25
 """A cut is good enough if each side has this share of what it should have."""
-
-
-def sample_size(n_points: int, point_nbytes: int, n_partitions: int) -> int:
-    """Return how many rows to draw."""
-    wanted = max(SAMPLES_PER_PARTITION * n_partitions, 1 << 16)
-    return min(n_points, wanted, max(1024, SAMPLE_NBYTES // point_nbytes))
 
 
 def sample_rows(n_points: int, size: int, seed: int) -> NDArray[np.int64]:
@@ -77,8 +68,8 @@ def build_means_tree(sample: NDArray[np.floating], n_partitions: int, seed: int)
 def build_tree(sample: NDArray[np.floating], n_partitions: int) -> Tree:
     """Cut the sample into parts of about equal size.
 
-    Each cut is at the median of the column with the widest spread, or of the next ones where ties
-    make that lopsided; sides get partitions in proportion to their share of the sample.
+    Each cut is at the median of the column with the widest spread, or of the first that ties do not
+    make lopsided; sides get partitions in proportion to their share of the sample.
     """
     columns: list[int] = []
     values: list[Any] = []
@@ -121,7 +112,7 @@ def _best_cut(members: NDArray[np.floating], count: int) -> _Cut | None:
     share = (count // 2) / count
     spreads = members.max(axis=0).astype(np.float64) - members.min(axis=0)
     best, best_balance = None, 0.0
-    for column in np.argsort(-spreads, kind="stable")[:TRIED_COLUMNS]:
+    for column in np.argsort(-spreads, kind="stable"):
         if spreads[column] <= 0:
             break
         values = members[:, column]

@@ -16,10 +16,10 @@ from dask.utils import format_bytes, parse_bytes
 
 from spore_dask import memory
 from spore_dask.coordinates import check_options
+from spore_dask.engine import N_WORKERS
 from spore_dask.errors import InputError, ParameterError
 from spore_dask.inputs import Input
 from spore_dask.params import RANGES, Params, Range, one_of
-from spore_dask.partitions import sample_size
 from spore_dask.store import Folder
 from spore_dask.threads import n_threads
 
@@ -80,6 +80,16 @@ class Plan:
     """Bytes that each process may use."""
     disk_free: int | None
     """Bytes free where the run goes, if that is known."""
+    disk_used: int
+    """Bytes that are there already, of this run or others."""
+
+    @property
+    def disk_nbytes(self) -> int:
+        """Bytes that the run has on disk at most."""
+        n_points, n_columns = self.data.source.shape
+        copied = n_points * n_columns * np.dtype(self.data.source.dtype).itemsize
+        copied = 0 if self.data.content is None else copied
+        return memory.disk_nbytes(self.shape, copied, self.may_approximate)
 
     def memory(self) -> dict[str, int]:
         """Return the projected peak of a process in each stage."""
@@ -115,7 +125,7 @@ class Plan:
                     f"memory_limit is {format_bytes(self.memory_limit)} a process, but "
                     f"{self._reason(stage, format_bytes(nbytes))}."
                 )
-        needed = memory.disk_nbytes(self.shape)
+        needed = self.disk_nbytes - self.disk_used
         if self.disk_free is not None and needed > self.disk_free:
             raise InputError(
                 f"The run needs {format_bytes(needed)} of disk, but "
@@ -149,7 +159,7 @@ class Plan:
                 f"{shape.n_partitions} partitions, {shape.n_shards} shards of "
                 f"{shape.shard_rows} points",
                 *(f"{name:<10}{format_bytes(n):>12} a process" for name, n in projected.items()),
-                f"{'disk':<10}{format_bytes(memory.disk_nbytes(shape)):>12}",
+                f"{'disk':<10}{format_bytes(self.disk_nbytes):>12}",
             ]
         )
 
@@ -171,10 +181,11 @@ def make_plan(
         memory.InputShape(
             memory.rows_per_task(n_points, row_nbytes, data.source.chunk_rows),
             row_nbytes,
-            sample_size(n_points, n_columns * itemsize, shape.n_partitions),
+            shape.sample_size,
         ),
         _memory_limit(memory_limit, n_workers),
         _disk_free(folder),
+        folder.nbytes(),
     )
     plan.check()
     return plan
@@ -182,6 +193,7 @@ def make_plan(
 
 def _memory_limit(memory_limit: Any, n_workers: int | None) -> int:
     """Return the limit of each process: what is asked for, or a fair share of this machine."""
+    n_workers = N_WORKERS.check("n_workers", n_workers)
     if memory_limit is None:
         n_processes = 1 + (n_threads() if n_workers is None else n_workers)
         return int(psutil.virtual_memory().total) // n_processes

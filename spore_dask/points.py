@@ -8,6 +8,7 @@ read in a cache with a byte budget.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -152,21 +153,21 @@ class Cache:
 
     def __init__(self, budget_nbytes: int = 64 << 20) -> None:
         self.budget_nbytes = budget_nbytes
-        self.n_reads = 0
+        self._lock = threading.RLock()
         self._held: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
 
     def get(self, key: Any, read: Callable[[], Any]) -> Any:
         """Return what is held under a key, reading it first if it is not."""
-        if key in self._held:
-            self._held.move_to_end(key)
-            return self._held[key][0]
-        self.n_reads += 1
-        value = read()
-        nbytes = sum(part.nbytes for part in value if isinstance(part, np.ndarray))
-        self._held[key] = value, nbytes
-        while len(self._held) > 1 and self.nbytes() > self.budget_nbytes:
-            self._held.popitem(last=False)
-        return value
+        with self._lock:
+            if key in self._held:
+                self._held.move_to_end(key)
+                return self._held[key][0]
+            value = read()
+            nbytes = sum(part.nbytes for part in value if isinstance(part, np.ndarray))
+            self._held[key] = value, nbytes
+            while len(self._held) > 1 and self.nbytes() > self.budget_nbytes:
+                self._held.popitem(last=False)
+            return value
 
     def nbytes(self) -> int:
         """Return the bytes that are held."""
@@ -174,7 +175,8 @@ class Cache:
 
     def clear(self) -> None:
         """Hold nothing."""
-        self._held.clear()
+        with self._lock:
+            self._held.clear()
 
 
 CACHE = Cache()

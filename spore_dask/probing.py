@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from spore_dask.kernels import joins, probes
 from spore_dask.kernels.columns import column_limits
 from spore_dask.kernels.probes import Lists, Part, new_buffers, new_lists
-from spore_dask.memory import LIST_MARGIN
+from spore_dask.memory import LIST_MARGIN, MOST_PROBES
 
 NEAR_CELLS = 256
 """Cells that a home cell keeps in view, beside `NEAR_FACTOR` times the probes of a point."""
@@ -33,8 +33,6 @@ START_RECALL = 0.7
 MAX_ROUNDS = 4
 LEAST_GAIN = 0.003
 """Recall that a round must have brought for another one like it to be made."""
-LEVEL = 1 + 1e-5
-"""Factor within which rough squares count as equal."""
 CELLS_PER_PASS = 128
 """Home cells that meet the neighbours of their neighbours together."""
 OVERLAP = 1.0
@@ -107,21 +105,28 @@ def number_dtype(n_points: int) -> np.dtype[Any]:
 def meet_all(
     index: Index, p: int, sample: NDArray[np.floating], numbers: NDArray[np.int64], k: int
 ) -> Lists:
-    """Return the nearest of sampled points in one partition, up to the rounding of products.
+    """Return the nearest of sampled points in one partition, with direct distances.
 
-    `numbers` are their own, so that they are not offered themselves.
+    `numbers` are their own, so that they are not offered themselves. The lists hold distances, not
+    squares.
     """
     part = index.part(p)
     own = numbers[:, None].astype(number_dtype(int(index.firsts[-1])))
-    lists = new_lists(len(sample), k, sample.dtype, own.dtype)
-    buffers = new_buffers(len(sample), k, sample.dtype, own.dtype)
+    lists = new_lists(len(sample), k + MARGIN, sample.dtype, own.dtype)
+    buffers = new_buffers(len(sample), k + MARGIN, sample.dtype, own.dtype)
     n_cells = len(part.starts) - 1
     probers = np.tile(np.arange(len(sample), dtype=np.int32), n_cells)
     starts = np.arange(n_cells + 1) * len(sample)
     apart = -1 - len(sample)  # so that no place in the sample is taken for a point's number
-    probes.search_part(sample, apart, probers, starts, part, own, k, buffers)
+    probes.search_part(sample, apart, probers, starts, part, own, lists.numbers.shape[1], buffers)
     probes.write_lists(buffers, lists)
-    return lists
+    distances = np.full(lists.numbers.shape, np.inf, sample.dtype)
+    rows = np.full(lists.numbers.shape, np.iinfo(np.int64).max)
+    probes.measure_lists(
+        sample, lists.numbers, part.points, part.first, index.rows(p), distances, rows
+    )
+    probes.rank_lists(distances, rows, lists.numbers)
+    return Lists(lists.numbers, distances, lists.fresh)
 
 
 def nearest_of(found: Sequence[Lists], k: int) -> Lists:
@@ -132,6 +137,26 @@ def nearest_of(found: Sequence[Lists], k: int) -> Lists:
     squares = np.take_along_axis(squares, order, axis=1)
     numbers = np.take_along_axis(numbers, order, axis=1)
     return Lists(numbers, squares, np.zeros(squares.shape, bool))
+
+
+def found_shares(
+    lists: Lists, neighbors: NDArray[np.integer], distances: NDArray[np.floating]
+) -> NDArray[np.float64]:
+    """Return the share of its true neighbours that each list has.
+
+    `neighbors` and `distances` (n, k) are the true ones. Any entry at distance 0 counts where all
+    of these are at 0: which of many copies are listed does not matter.
+    """
+    found = np.array(
+        [
+            np.isin(true, listed).mean()
+            for true, listed in zip(neighbors, lists.numbers, strict=True)
+        ]
+    )
+    copies = distances[:, -1] == 0
+    k = neighbors.shape[1]
+    found[copies] = np.minimum(1, (lists.squares[copies] == 0).sum(axis=1) / k)
+    return found
 
 
 def probe_ranks(
@@ -165,9 +190,9 @@ def _squares(points: NDArray[np.floating], centers: NDArray[np.floating]) -> NDA
 
 
 def enough_probes(ranks: NDArray[np.int64], start_recall: float = START_RECALL) -> int:
-    """Return the smallest of 8, 16, 32, ... probes that reaches a recall by itself."""
+    """Return the smallest of 8, 16, ... 128 probes that reaches a recall by itself, or the last."""
     n_probes = FEWEST_PROBES
-    while np.mean(ranks < n_probes) < start_recall and n_probes <= ranks.max():
+    while np.mean(ranks < n_probes) < start_recall and n_probes < MOST_PROBES:
         n_probes *= 2
     return n_probes
 

@@ -50,6 +50,8 @@ class Rows:
     """(N, k + 1), in the working dtype."""
     exact: bool
     """Whether every row is proven to be right."""
+    recall: float = 1.0
+    """Share of the true neighbours found, over sampled points."""
 
 
 def neighbor_rows(points: NDArray[np.floating], k: int, knn: str = "auto", seed: int = 42) -> Rows:
@@ -94,7 +96,7 @@ def _with_copies(found: Rows, searched: NDArray[np.int64], groups: list[NDArray[
     for group in groups:
         neighbors[group[k + 1 :], 1:] = neighbors[group[k], 1:]
         distances[group[k + 1 :], 1:] = distances[group[k], 1:]
-    return Rows(neighbors, distances, found.exact)
+    return Rows(neighbors, distances, found.exact, found.recall)
 
 
 def _new_arrays(n_points: int, k: int, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -114,8 +116,8 @@ def _search(points: NDArray[np.floating], k: int, knn: str, seed: int) -> Rows:
     if chosen == PROBES:
         del cells
         n_partitions = shape_of(n_points, n_columns, points.itemsize, k).n_partitions
-        neighbors, distances, _ = approximate_rows(points, k, n_partitions, seed=seed)
-        return Rows(neighbors, distances, exact=False)
+        neighbors, distances, recall = approximate_rows(points, k, n_partitions, seed=seed)
+        return Rows(neighbors, distances, False, recall)
     neighbors, distances = _new_arrays(n_points, k, points.dtype)
     if chosen == CELLS:
         _search_cells(cells, neighbors, distances)

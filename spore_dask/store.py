@@ -213,6 +213,14 @@ class Source:
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
+def address(path: str | os.PathLike[str]) -> str:
+    """Return the address of a path or URL that means the same in every process."""
+    text = os.fspath(path)
+    if text.startswith("file://"):
+        text = text.removeprefix("file://")
+    return text if "://" in text else os.path.abspath(os.path.expanduser(text))
+
+
 def hash_of(*parts: Any) -> str:
     """Return a short name for what some plain values say."""
     text = json.dumps(parts, sort_keys=True, default=str)
@@ -221,16 +229,17 @@ def hash_of(*parts: Any) -> str:
 
 def open_source(url: str, component: str | None = None) -> Source:
     """Open the input by the address of its Zarr array, or of a group and the array's path in it."""
-    address = f"{url.rstrip('/')}/{component}" if component else url.rstrip("/")
+    url = address(url)
+    place = f"{url.rstrip('/')}/{component}" if component else url.rstrip("/")
     try:
-        array = zarr.open_array(address, mode="r")
+        array = zarr.open_array(place, mode="r")
     except (FileNotFoundError, KeyError, ValueError, zarr.errors.BaseZarrError) as error:
         hint = _arrays_in(url)
         raise InputError(
-            f"There is no Zarr array at {address!r} ({type(error).__name__}): give the path of an "
+            f"There is no Zarr array at {place!r} ({type(error).__name__}): give the path of an "
             f"array, or a group's path and component='name'{hint}."
         ) from None
-    return describe(array, address)
+    return describe(array, place)
 
 
 def _arrays_in(url: str) -> str:
@@ -244,17 +253,17 @@ def _arrays_in(url: str) -> str:
     return f" (here {', '.join(names)})" if names else ""
 
 
-def describe(array: zarr.Array[Any], address: str) -> Source:
+def describe(array: zarr.Array[Any], place: str) -> Source:
     """Return the source that an open array is."""
     if array.ndim != 2 or array.shape[1] == 0:
         raise InputError(
-            f"The array at {address!r} has shape {array.shape}, but it must be (points, columns) "
+            f"The array at {place!r} has shape {array.shape}, but it must be (points, columns) "
             "with at least one column."
         )
     rows, columns = array.shards or array.chunks
     across = -(-array.shape[1] // columns) * columns
     return Source(
-        url=address,
+        url=place,
         shape=(int(array.shape[0]), int(array.shape[1])),
         dtype=array.dtype.str,
         chunk_rows=int(min(rows, max(1, array.shape[0]))),

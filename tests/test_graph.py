@@ -18,7 +18,10 @@ from hypothesis import strategies as st
 from spore_dask import Graph, InputError, ParameterError, build_graph, plan_graph
 from spore_dask.coordinates import working_coordinates
 from spore_dask.datasets import blobs_and_shapes
+from spore_dask.engine import open_engine
+from spore_dask.inputs import find_input
 from spore_dask.search import neighbor_rows
+from spore_dask.store import Folder
 from tests import naive
 from tests.strategies import point_sets
 
@@ -276,6 +279,8 @@ REFUSED = {
     "recall": ({"recall_target": 1.5}, ParameterError, "recall_target is 1.5"),
     "partitions": ({"n_partitions": 0}, ParameterError, "n_partitions is 0"),
     "metric": ({"metric": "manhattan"}, ParameterError, "metric is 'manhattan'"),
+    "workers": ({"n_workers": -1}, ParameterError, "n_workers is -1"),
+    "workers text": ({"n_workers": "2"}, ParameterError, "n_workers is '2'"),
     "component": ({"component": "x"}, InputError, "component is 'x'"),
 }
 
@@ -410,6 +415,102 @@ def test_a_killed_driver_continues_with_the_finished_tasks(tmp_path, stage):
     assert_graph(graph, *crowd_graph())
     assert not list((tmp_path / "out").rglob("*.partial*"))
     assert not list((tmp_path / "out").glob("points-*/buckets"))
+
+
+@pytest.mark.parametrize("knn", ["exact", "approximate"])
+def test_a_kill_before_any_document_is_written_is_survived(tmp_path, monkeypatch, knn):
+    x = wide()[:5000]
+    options = {"knn": knn, "n_partitions": 2, "n_workers": 0}
+    whole = build_graph(x, tmp_path / "whole", 10, **options)
+    write = Folder.write_bytes
+    n_kills = 0
+
+    def stop(folder, name, *content):
+        if name.endswith("done.json") and (folder.url, name) not in seen:
+            seen.add((folder.url, name))
+            raise KeyboardInterrupt
+        write(folder, name, *content)
+
+    seen = set()
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "write_bytes", stop)
+        while True:
+            try:
+                graph = build_graph(x, tmp_path / "out", 10, **options)
+                break
+            except KeyboardInterrupt:
+                n_kills += 1
+    assert n_kills == 4  # input, scan, partition, and the search
+    assert_graph(graph, *whole.to_memory())
+
+
+def test_half_removed_input_is_written_again(tmp_path):
+    x = crowd(3000)
+    data = find_input(x, None, Folder(str(tmp_path / "out")))
+    with open_engine(n_workers=0) as engine:
+        data.write(engine, 0)
+    (chunk,) = (tmp_path / "out").glob("input-*/data/c/0/0")
+    chunk.unlink()
+    (marker,) = (tmp_path / "out").glob("input-*/done.json")
+    marker.unlink()  # as `remove` does first
+    graph = build_graph(x, tmp_path / "out", 5, n_workers=0)
+    assert_graph(graph, *naive.neighbor_rows(x, 5))
+
+
+def test_a_dask_array_over_changed_data_is_another_input(tmp_path):
+    source = write_zarr(tmp_path / "x.zarr", crowd(2000), 500)
+    first = build_graph(da.from_zarr(source), tmp_path / "out", 5, n_workers=0)
+    zarr.open_array(source, mode="r+")[...] = 7 * crowd(2000)
+    second = build_graph(da.from_zarr(source), tmp_path / "out", 5, n_workers=0)
+    assert second.name != first.name
+    assert_graph(second, *naive.neighbor_rows(7 * crowd(2000), 5))
+
+
+def test_a_zero_vector_is_named_by_its_row(tmp_path):
+    x = np.ones((90_000, 2), np.float32)
+    x[:, 1] = np.arange(90_000)
+    x[88_888] = 0
+    source = write_zarr(tmp_path / "x.zarr", x, 30_000)
+    with pytest.raises(InputError, match=r"Row 88888 .* zero vector"):
+        build_graph(source, tmp_path / "out", 5, metric="cosine", n_workers=0)
+
+
+def test_rare_values_in_wide_columns(tmp_path):
+    rng = np.random.default_rng(0)
+    x = np.where(rng.random((9000, 12)) < 0.002, 1000, 0).astype(np.float32)
+    x[:, 8:] = rng.random((9000, 4))
+    graph = build_graph(x, tmp_path / "out", 5, knn="exact", n_partitions=16, n_workers=0)
+    rows = neighbor_rows(x, 5, "exact")
+    assert_graph(graph, rows.neighbors, rows.distances)
+
+
+def test_local_addresses(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    x = crowd(1000)
+    write_zarr(tmp_path / "x.zarr", x)
+    for source, out in (("~/x.zarr", "~/a"), ("file://" + str(tmp_path / "x.zarr"), "b")):
+        assert_graph(build_graph(source, out, 5, n_workers=0), *naive.neighbor_rows(x, 5))
+    graph = build_graph("x.zarr", "file://" + str(tmp_path / "c"), 5, n_workers=0)
+    assert_graph(graph, *naive.neighbor_rows(x, 5))
+    assert {path.name for path in tmp_path.iterdir()} == {"x.zarr", "a", "b", "c"}
+
+
+def test_recall_is_told_truly_where_scales_mix(tmp_path):
+    rng = np.random.default_rng(0)
+    groups = np.repeat(rng.normal(size=(100, 64)), 30, axis=0) + 1e-4 * rng.normal(size=(3000, 64))
+    x = rng.permutation(np.concatenate([groups, rng.normal(size=(3000, 64))])).astype(np.float32)
+    graph = build_graph(x, tmp_path / "out", 10, knn="approximate", n_partitions=3, n_workers=0)
+    assert graph.recall.certified == 0
+    found = true_recall(graph, x, 10)
+    assert found >= 0.95
+    assert abs(graph.recall.sampled - found) <= 4 * graph.recall.error + 0.005
+
+
+def test_another_recall_target_does_not_repeat_an_exact_search(tmp_path):
+    x = crowd(2000)
+    first = build_graph(x, tmp_path / "out", 5, n_workers=0)
+    assert build_graph(x, tmp_path / "out", 5, recall_target=0.9, n_workers=0).name == first.name
 
 
 def test_peak_memory_is_within_the_projection(tmp_path):

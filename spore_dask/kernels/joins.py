@@ -219,7 +219,18 @@ def join_part(home, candidates, candidate_starts, points, first_point, known, bu
             multiply(left, size, right, end - begin, products)
             numbers = here[begin:end]
             width = known.shape[1]
-            screen(products, squares, queries[:size], numbers, first, known, width, buffers)
+            screen(
+                products,
+                left,
+                right,
+                squares,
+                queries[:size],
+                numbers,
+                first,
+                known,
+                width,
+                buffers,
+            )
 
 
 @kernel

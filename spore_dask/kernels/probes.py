@@ -28,6 +28,10 @@ BUFFER_FACTOR = 3
 QUERIES_PER_PRODUCT = 256
 NEAR_BLOCKS = 4
 """Times the wanted cells that are collected before the nearest are chosen."""
+ROUNDING = 16
+"""Rounding units, times the square of a query, that a product may be off by."""
+CANCELLING = 0.01
+"""Share of the square of a query below which a squared distance is measured, not multiplied."""
 SCREENED = 64
 """Products that are looked at together: mostly none of them is large enough."""
 
@@ -245,19 +249,33 @@ def search_part(home, first, probers, prober_starts, part, known, width, buffers
                 left[i, n_columns] = 1
             multiply(left, end - begin, right, size, products)
             queries = probers[begin:end]
-            screen(products, squares, queries, numbers[:size], first, known, width, buffers)
+            screen(
+                products,
+                left,
+                right,
+                squares,
+                queries,
+                numbers[:size],
+                first,
+                known,
+                width,
+                buffers,
+            )
 
 
 @kernel
-def screen(products, squares, queries, numbers, first, known, width, buffers):
+def screen(products, left, right, squares, queries, numbers, first, known, width, buffers):
     """Offer to each query the points whose products are large enough.
 
     A product is the inner product of a query and a point less half of the point's square, so that
-    the square of the query less two products is a squared distance.
+    the square of the query less two products is a squared distance. Where that is so small against
+    the squares that it is mostly rounding, the difference of the two is measured instead.
 
     Parameters
     ----------
     products : array, query by query
+    left, right : arrays
+        The queries and the points, relative to a center.
     squares : array
         Squared lengths of the queries.
     queries : int32 array
@@ -273,9 +291,12 @@ def screen(products, squares, queries, numbers, first, known, width, buffers):
     capacity, near, near_numbers, counts, limits = buffers
     half, two, zero = squares.dtype.type(0.5), squares.dtype.type(2), squares.dtype.type(0)
     n_known = known.shape[1]
+    rounding = squares.dtype.type(ROUNDING * np.finfo(squares.dtype).eps)
+    cancelling = squares.dtype.type(CANCELLING)
     for i in range(queries.size):
         query, place = np.int64(queries[i]), i * numbers.size
-        least = (squares[i] - limits[query]) * half
+        unsure = rounding * squares[i]
+        least = (squares[i] - limits[query]) * half - unsure
         for begin in range(0, numbers.size, SCREENED):
             end = min(begin + SCREENED, numbers.size)
             n_within = 0
@@ -291,9 +312,13 @@ def screen(products, squares, queries, numbers, first, known, width, buffers):
                 if is_known:
                     continue
                 squared = max(zero, squares[i] - two * products[place + j])
+                if squared < cancelling * squares[i]:
+                    squared = difference(left, i, right, j)
+                if squared >= limits[query]:
+                    continue
                 if put(near, near_numbers, counts, capacity, query, squared, number):
                     cut(buffers, query, width)
-                    least = (squares[i] - limits[query]) * half
+                    least = (squares[i] - limits[query]) * half - unsure
 
 
 @kernel
@@ -458,6 +483,16 @@ def largest_run(starts):
     for i in range(starts.size - 1):
         largest = max(largest, starts[i + 1] - starts[i])
     return largest
+
+
+@rough
+def difference(left, i, right, j):
+    """Return the squared distance of two points that are given relative to a center."""
+    total = left.dtype.type(0)
+    for column in range(left.shape[1] - 1):
+        apart = left[i, uintp(column)] - right[j, uintp(column)]
+        total += apart * apart
+    return total
 
 
 @rough

@@ -78,6 +78,7 @@ class Run:
                 break
             last, number = recall, number + 1
             self.each(f"join-{number}", _join, number, effort)
+            self.folder.remove(f"merged-{number - 1}")
             recall, error = self._exchange(number)
             gain = recall - last
         create_graph(self.folder, self.spec.shape, np.dtype(self.spec.points.dtype))
@@ -99,7 +100,8 @@ class Run:
             sample = self.folder.read_array("sample")
             ranks = probing.probe_ranks(self.spec.points, sample, best.numbers)
             self.folder.write_json("probes.json", {"n_probes": probing.enough_probes(ranks)})
-            self.folder.write_array("truth", best.squares[:, -1])
+            self.folder.write_array("truth-distances", best.squares)
+            self.folder.write_array("truth", best.numbers)
             self.folder.remove("drawn")
             self.folder.remove("truths")
         n_probes: int = self.folder.read_json("probes.json")["n_probes"]
@@ -111,8 +113,6 @@ class Run:
         receipts = self.each(f"merge-{number}", _merge, number)
         self.folder.remove(f"edges-{number}")
         self.folder.remove(f"lists-{number}")
-        if number:
-            self.folder.remove(f"merged-{number - 1}")
         shares = np.concatenate([r["shares"] for r in receipts])
         return float(shares.mean()), float(shares.std() / np.sqrt(len(shares)))
 
@@ -206,9 +206,12 @@ def _merge(spec: ApproximateSpec, folder: Folder, number: int, p: int) -> Receip
         joins.merge_edges(lists, int(spec.points.firsts[p]), *edges)
     _write_lists(folder.child(f"merged-{number}"), p, lists)
     sampled, places = _sampled_here(spec, p)
-    truth = folder.read_array("truth")[sampled]
-    found = lists.squares[places, : spec.shape.k] <= truth[:, None] * probing.LEVEL
-    return {"shares": found.mean(axis=1).tolist()}
+    shares = probing.found_shares(
+        Lists(*(array[places] for array in lists)),
+        folder.read_array("truth")[sampled],
+        folder.read_array("truth-distances")[sampled],
+    )
+    return {"shares": shares.tolist()}
 
 
 def _read_values(

@@ -15,6 +15,7 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
+from spore_dask import memory
 from spore_dask.engine import Engine
 from spore_dask.exact import (
     Centred,
@@ -27,13 +28,12 @@ from spore_dask.exact import (
 )
 from spore_dask.kernels.cells import points_of
 from spore_dask.kernels.nearest import Buffers, finish, new_buffers
-from spore_dask.memory import Shape
 from spore_dask.points import CACHE, Points
 from spore_dask.shards import Shard, create_graph, empty_shard, new_shard, write_shard
 from spore_dask.store import Folder
 from spore_dask.tasks import Receipt, Work, run_stage, run_work
 
-QUERIES_PER_PASS = 4096
+QUERIES_PER_PASS = memory.QUERIES
 """Points that are compared with all others while each partition is read once."""
 QUERIES_PER_PRODUCT = 256
 
@@ -43,7 +43,7 @@ class NeighborSpec:
     """What the search is asked for."""
 
     points: Points
-    shape: Shape
+    shape: memory.Shape
     by_products: bool
     """Whether to compare with all points, because boxes would not prune."""
     cache_nbytes: int

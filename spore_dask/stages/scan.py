@@ -23,6 +23,7 @@ from spore_dask.coordinates import (
     column_deviations,
     fit_transform,
     measure_columns,
+    refuse_zero_rows,
 )
 from spore_dask.engine import Engine
 from spore_dask.errors import InputError
@@ -57,10 +58,12 @@ class Scan:
     transform: Transform
     checksum: str
     """Of the rows, in their order."""
+    sample_rows: NDArray[np.int64]
+    """The rows that were drawn."""
 
     def sample(self) -> NDArray[np.floating]:
         """Return the working coordinates of the drawn rows."""
-        return self.transform.apply(self.folder.read_array("sample"))
+        return self.transform.apply(self.folder.read_array("sample"), self.sample_rows)
 
 
 def scan(engine: Engine, folder: Folder, spec: ScanSpec) -> Scan:
@@ -75,7 +78,8 @@ def scan(engine: Engine, folder: Folder, spec: ScanSpec) -> Scan:
             "old and new points: give another `out`, or remove this one."
         )
     summary = run_stage(folder, functools.partial(_build, engine, spec))
-    return Scan(folder, Transform.from_json(summary["transform"]), summary["checksum"])
+    drawn = sample_rows(spec.source.shape[0], spec.sample_size, spec.seed)
+    return Scan(folder, Transform.from_json(summary["transform"]), summary["checksum"], drawn)
 
 
 def _build(engine: Engine, spec: ScanSpec, folder: Folder) -> Receipt:
@@ -95,8 +99,10 @@ def _build(engine: Engine, spec: ScanSpec, folder: Folder) -> Receipt:
     transform = fit_transform(dtype, columns, deviations, spec.scale, spec.metric)
     if spec.scale is None and spec.metric == "euclidean":
         check_extent(columns.low, columns.high, transform.dtype)
-    parts = [folder.child("samples").read_array(str(r["first"])) for r in receipts if r["n_drawn"]]
-    folder.write_array("sample", np.concatenate(parts))
+    if not folder.exists("sample.npy"):
+        samples = folder.child("samples")
+        drawn = [samples.read_array(str(r["first"])) for r in receipts if r["n_drawn"]]
+        folder.write_array("sample", np.concatenate(drawn))
     folder.remove("samples")
     checksum = zlib.crc32(" ".join(str(r["checksum"]) for r in receipts).encode())
     return {"transform": transform.to_json(), "checksum": f"{checksum:08x}"}
@@ -107,6 +113,8 @@ def _measure(spec: ScanSpec, folder: Folder, rows: tuple[int, int]) -> Receipt:
     first, last = rows
     data = spec.source.read(first, last)
     columns = measure_columns(data, first, with_sums=spec.scale is not None)
+    if spec.metric == "cosine" and spec.scale is None:
+        refuse_zero_rows(data, first)
     drawn = sample_rows(spec.source.shape[0], spec.sample_size, spec.seed)
     drawn = drawn[np.searchsorted(drawn, first) : np.searchsorted(drawn, last)]
     if len(drawn):
