@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,11 @@ def empty_shard(first: int, n_rows: int, shape: Shape, dtype: Any) -> Shard:
     return shard
 
 
-def write_shard(folder: Folder, shard: Shard) -> None:
-    """Write one shard of the graph."""
-    for name in ("neighbors", "distances", "rows"):
+ARRAYS = ("neighbors", "distances", "rows")
+
+
+def write_shard(folder: Folder, shard: Shard) -> dict[str, int]:
+    """Write one shard of the graph; return the checksum of each of its arrays."""
+    for name in ARRAYS:
         folder.open_array(name, "r+")[shard.first : shard.last] = getattr(shard, name)
+    return {name: zlib.crc32(getattr(shard, name).data) for name in ARRAYS}

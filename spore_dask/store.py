@@ -1,10 +1,11 @@
 """Where a run keeps its data: the only module that knows Zarr and file systems.
 
 A `Folder` is a directory or a prefix in an object store. Arrays that many tasks write, or that
-users read, are Zarr, with a checksum a chunk and without compression: what a run writes is read
-again soon, and hardly shrinks. Arrays that one task writes and others read as a whole are .npy
-files with a checksum, which open ten times as fast. Whole chunks are written at once, and on local
-disks files appear whole or not at all.
+users read, are Zarr, without compression: what a run writes is read again soon, and hardly shrinks.
+The checksum of each shard is in its task's receipt: Zarr's own takes as long as writing twice.
+Arrays that one task writes and others read as a whole are .npy files with a checksum, which open
+ten times as fast. Whole shards are written at once, and on local disks files appear whole or not at
+all.
 A `Source` is the input: a Zarr array that every process can open by its address.
 Memory: what is read or written.
 """
@@ -25,7 +26,6 @@ import fsspec
 import numpy as np
 import zarr
 from numpy.typing import NDArray
-from zarr.codecs import Crc32cCodec
 
 from spore_dask.errors import InputError
 
@@ -135,7 +135,7 @@ class Folder:
             dtype=dtype,
             chunks=(read_rows, *shape[1:]),
             shards=(shard_rows, *shape[1:]),
-            compressors=[Crc32cCodec()],
+            compressors=None,
             fill_value=0,
             config={"write_empty_chunks": True},
         )

@@ -59,16 +59,12 @@ def test_shards_are_written_apart_and_created_once(folder):
 
 def test_damage_is_noticed(folder, tmp_path):
     folder.write_array("x", np.arange(1000))
-    folder.create_array("g", (1000, 1), np.int64, 1000, 1000)
-    folder.open_array("g", "r+")[...] = 1
-    for path in (tmp_path / "run" / "x.npy", tmp_path / "run" / "g" / "c" / "0" / "0"):
-        content = bytearray(path.read_bytes())
-        content[400] ^= 1
-        path.write_bytes(content)
+    path = tmp_path / "run" / "x.npy"
+    content = bytearray(path.read_bytes())
+    content[400] ^= 1
+    path.write_bytes(content)
     with pytest.raises(OSError, match=r"'x' .* is damaged"):
         folder.read_array("x")
-    with pytest.raises(ValueError, match="checksum"):
-        folder.open_array("g")[...]
 
 
 def test_remove_and_size(folder):

@@ -132,7 +132,8 @@ def finish(buffers, first_query, places, k, by_row, neighbors, distances):
         query, place = first_query + i, places[i]
         if counts[query] < k:
             continue
-        cut(buffers, query, k)
+        if counts[query] > k:
+            cut(buffers, query, k)
         first = query * capacity
         _sort(near, rows, points, first, first + k - 1)
         for j in range(k):

@@ -287,8 +287,7 @@ def _finish(spec: ApproximateSpec, folder: Folder, number: int, shard_number: in
         one = empty_shard(leader, 1, spec.shape, points.dtype)
         _write_rows(points, p, lists.numbers[row : row + 1], slice(row, row + 1), one, 0)
         shard.share(copies, one, points.copy_rows(*copies))
-    write_shard(folder, shard)
-    return {"n_rows": len(shard.rows)}
+    return {"n_rows": len(shard.rows), "checksums": write_shard(folder, shard)}
 
 
 def _write_rows(

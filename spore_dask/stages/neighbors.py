@@ -78,8 +78,8 @@ def _search_shard(spec: NeighborSpec, folder: Folder, number: int) -> Receipt:
         shard.rows[cells.first + first - shard.first :][: last - first] = cells.rows[first:last]
     for leader, copies in spec.points.copies_in(shard.first, shard.last):
         shard.share(copies, _search_one(spec, leader), spec.points.copy_rows(*copies))
-    write_shard(folder, shard)
-    return {"n_rows": len(shard.rows), "n_compared": int(n_compared)}
+    checksums = write_shard(folder, shard)
+    return {"n_rows": len(shard.rows), "n_compared": int(n_compared), "checksums": checksums}
 
 
 def _by_boxes(points: Points, p: int, first: int, last: int, shard: Shard) -> int:
