@@ -325,20 +325,21 @@ def compare(
 
 def speed(options: argparse.Namespace, folder: Path) -> None:
     """Compare with in-memory peers on the same data, two workers against two threads."""
+    generated = {
+        "1,000,000 x 2": (lambda: blobs_and_shapes(1_000_000, 2, dtype=np.float32)[0], 38),
+        "500,000 x 8": (lambda: blobs_and_shapes(500_000, 8, dtype=np.float32)[0], 36),
+        "mnist": (lambda: load(options.data, "mnist"), 50),
+        "glove100": (lambda: load(options.data, "glove100"), 50),
+    }
+    peers = {"1,000,000 x 2": ["pykdtree"], "500,000 x 8": ["pykdtree", "pynndescent"]}
+    aims = {"1,000,000 x 2": 0.8, "500,000 x 8": 0.5, "mnist": 0.8, "glove100": 1.2}
+    more: dict[str, Any] = {"glove100": {"metric": "cosine", "recall_target": 0.945}}
     with cluster() as client:
-        common = {"folder": folder, "client": client, "runs": options.runs}
-        x = blobs_and_shapes(1_000_000, 2, dtype=np.float32)[0]
-        compare("1,000,000 x 2", x, 38, ["pykdtree"], 0.8, dict(common))
-        x = blobs_and_shapes(500_000, 8, dtype=np.float32)[0]
-        compare("500,000 x 8", x, 36, ["pykdtree", "pynndescent"], 0.5, dict(common))
-        if not options.data.exists():
-            print("speed      the real datasets are not there: give --data")
-            return
-        x = load(options.data, "mnist")
-        compare("mnist", x, 50, ["pynndescent"], 0.8, dict(common))
-        x = load(options.data, "glove100")
-        glove = {"metric": "cosine", "recall_target": 0.945}
-        compare("glove100", x, 50, ["pynndescent"], 1.2, common | glove)
+        for name, (make, k) in generated.items():
+            if options.only in name and ("x" in name or options.data.exists()):
+                given = {"folder": folder, "client": client, "runs": options.runs}
+                given |= more.get(name, {})
+                compare(name, make(), k, peers.get(name, ["pynndescent"]), aims[name], given)
 
 
 FIRST = """
@@ -407,6 +408,7 @@ def main(arguments: list[str] | None = None) -> None:
     beside = Path(__file__).parents[2] / "shared" / "data"
     parser.add_argument("--data", type=Path, default=beside, help="folder of the real datasets")
     parser.add_argument("--runs", type=int, default=1, help="repetitions of each comparison")
+    parser.add_argument("--only", default="", help="comparisons of speed whose name has this")
     options = parser.parse_args(arguments)
     for name in options.parts or PARTS:
         with tempfile.TemporaryDirectory() as folder:
