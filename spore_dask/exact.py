@@ -23,7 +23,6 @@ TOP_LEVELS = 3
 BLOCK_NBYTES = 8 << 20
 """Size of the buffers of one block of home cells."""
 POINTS_PER_PRODUCT = 4096
-NUMBER_NBYTES = 8
 
 
 def number_dtype(n_points: int) -> np.dtype[Any]:

@@ -1,4 +1,4 @@
-"""Least and largest values of columns, and the smallest magnitude, each in one pass.
+"""Least and largest values of columns, in one pass.
 
 Memory: a few numbers a column.
 """
@@ -32,15 +32,3 @@ def _limits(data):
             high[j] = max(high[j], value)
             finite[j] &= np.isfinite(value)
     return np.where(finite, low, np.nan), np.where(finite, high, np.nan)
-
-
-@kernel
-def smallest_magnitude(data):
-    """Return the least magnitude of the values that are not 0, or infinity."""
-    least = np.inf
-    for i in range(data.shape[0]):
-        for j in range(data.shape[1]):
-            magnitude = np.float64(abs(data[i, j]))
-            if 0 < magnitude < least:
-                least = magnitude
-    return least
