@@ -17,7 +17,16 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spore_dask import Graph, InputError, ParameterError, build_graph, plan_graph
+from spore_dask import (
+    Graph,
+    InputError,
+    ParameterError,
+    build_graph,
+    plan_graph,
+    probing,
+    shards,
+    stages,
+)
 from spore_dask.coordinates import working_coordinates
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.engine import open_engine
@@ -524,6 +533,18 @@ def test_another_recall_target_does_not_repeat_an_exact_search(tmp_path):
     x = crowd(2000)
     first = build_graph(x, tmp_path / "out", 5, n_workers=0)
     assert build_graph(x, tmp_path / "out", 5, recall_target=0.9, n_workers=0).name == first.name
+
+
+@pytest.mark.parametrize("knn", ["exact", "approximate"])
+def test_numbers_of_64_bits(tmp_path, monkeypatch, knn):
+    x = wide()[:5000] if knn == "approximate" else crowd(5000)
+    options = {"knn": knn, "n_partitions": 3, "n_workers": 0}
+    narrow = build_graph(x, tmp_path / "narrow", 5, **options)
+    for module in (shards, stages.partition, probing):
+        monkeypatch.setattr(module, "number_dtype", lambda n_points: np.dtype(np.int64))
+    graph = build_graph(x, tmp_path / "out", 5, **options)
+    assert graph.neighbors.dtype == graph.rows.dtype == np.int64
+    assert_graph(graph, *narrow.to_memory())
 
 
 def test_peak_memory_is_within_the_projection(tmp_path):
