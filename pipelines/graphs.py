@@ -222,7 +222,7 @@ def recall(options: argparse.Namespace, folder: Path) -> None:
                     )
                 )  # fmt: skip
                 found = recall_of(list(rows_of(graph, rows)[0]), points, rows, 50)
-                shards = -(-graph.n_points // graph.neighbors.shards[0])
+                shards = -(-graph.n_points // graph.neighbors.chunks[0])
                 print(
                     f"recall     {name}, {index}: {found:.4f} (aim {aim}); the run says "
                     f"{graph.recall}; {shards} shards, {seconds:.1f} s"

@@ -143,7 +143,7 @@ def _content_hash(content: Any) -> str:
 def _write(engine: Engine, data: Input, needs_nbytes: int, folder: Folder) -> Receipt:
     """Write the content, a chunk at a time: an array here, a dask array on the workers."""
     source, content = data.source, data.content
-    folder.create_array("data", source.shape, source.dtype, source.chunk_rows, source.chunk_rows)
+    target = folder.create_rows("data", source.shape, source.dtype, source.chunk_rows)
     ranges = _blocks(content, source.chunk_rows)
     if isinstance(content, dask.array.Array):
         optimize: Any = dask.base.optimize  # so that a task is sent only what it computes
@@ -151,9 +151,8 @@ def _write(engine: Engine, data: Input, needs_nbytes: int, folder: Folder) -> Re
         write = functools.partial(_write_computed, folder)
         run_work(engine, folder, Work("input", write, items, needs_nbytes))
     else:
-        target = folder.open_array("data", "r+")
         for first, last in ranges:
-            target[first:last] = np.asarray(content[first:last])
+            target.write(first, np.asarray(content[first:last]))
     return {"n_rows": source.shape[0]}
 
 
@@ -161,5 +160,5 @@ def _write_computed(folder: Folder, item: tuple[int, int, Any]) -> Receipt:
     """Compute some rows of a dask array, and write them."""
     first, last, block = item
     data = np.ascontiguousarray(block.compute(scheduler="synchronous"))
-    folder.open_array("data", "r+")[first:last] = data
+    folder.open_rows("data").write(first, data)
     return {"n_rows": last - first, "checksum": zlib.crc32(data.data)}

@@ -14,8 +14,6 @@ SHARD_NBYTES = 32 << 20
 PARTITION_NBYTES = 24 << 20
 LEAST_PARTITIONS = 16
 LEAST_POINTS = 4096
-READ_ROWS = 4096
-"""Rows of the graph in the smallest part that can be read alone, at most an eighth of a shard."""
 LARGEST_PARTITION = 2
 """A partition may be this many times as large as the mean; more where samples are few."""
 SAMPLES_PER_PARTITION = 1024
@@ -51,7 +49,6 @@ class Shape:
     n_partitions: int
     shard_rows: int
     """Points in a shard, the part of the graph that one task writes."""
-    read_rows: int
 
     @property
     def n_shards(self) -> int:
@@ -98,7 +95,7 @@ def shape_of(
     n_points: int, n_columns: int, itemsize: int, k: int, n_partitions: int | None = None
 ) -> Shape:
     """Return the sizes of a graph."""
-    probe = Shape(n_points, n_columns, itemsize, k, 1, 1, 1)
+    probe = Shape(n_points, n_columns, itemsize, k, 1, 1)
     if n_partitions is None:
         most = min(
             POINTS_PER_SHARD,
@@ -107,13 +104,8 @@ def shape_of(
         )
         n_partitions = -(-n_points // max(1, most))
         n_partitions = max(1, n_partitions, min(LEAST_PARTITIONS, n_points // LEAST_POINTS))
-    per_shard = -(-n_points // n_partitions)
-    eighth = max(1, per_shard // 8)
-    read_rows = min(READ_ROWS, 1 << (eighth.bit_length() - 1))
-    shard_rows = -(-per_shard // read_rows) * read_rows
-    return dataclasses.replace(
-        probe, n_partitions=n_partitions, shard_rows=shard_rows, read_rows=read_rows
-    )
+    shard_rows = -(-n_points // n_partitions)
+    return dataclasses.replace(probe, n_partitions=n_partitions, shard_rows=shard_rows)
 
 
 def rows_per_task(n_rows: int, row_nbytes: int, chunk_rows: int) -> int:

@@ -130,7 +130,7 @@ class Points:
     def copy_rows(self, first: int, last: int) -> NDArray[Any]:
         """Return the input rows of the copies with these numbers."""
         begin = int(self.firsts[-1])
-        return np.asarray(self.folder.open_array("copies")[first - begin : last - begin])
+        return self.folder.open_rows("copies").read(first - begin, last - begin)
 
 
 def write_cells(folder: Folder, partition: int, cells: Cells) -> None:

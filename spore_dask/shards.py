@@ -46,9 +46,9 @@ def create_graph(folder: Folder, shape: Shape, dtype: np.dtype[Any]) -> None:
     """Create the arrays of a graph."""
     numbers = number_dtype(shape.n_points)
     size = shape.n_points, shape.k + 1
-    folder.create_array("neighbors", size, numbers, shape.shard_rows, shape.read_rows)
-    folder.create_array("distances", size, dtype, shape.shard_rows, shape.read_rows)
-    folder.create_array("rows", size[:1], numbers, shape.shard_rows, shape.read_rows)
+    folder.create_rows("neighbors", size, numbers, shape.shard_rows)
+    folder.create_rows("distances", size, dtype, shape.shard_rows)
+    folder.create_rows("rows", size[:1], numbers, shape.shard_rows)
 
 
 def new_shard(shape: Shape, dtype: Any, number: int) -> Shard:
@@ -77,5 +77,5 @@ ARRAYS = ("neighbors", "distances", "rows")
 def write_shard(folder: Folder, shard: Shard) -> dict[str, int]:
     """Write one shard of the graph; return the checksum of each of its arrays."""
     for name in ARRAYS:
-        folder.open_array(name, "r+")[shard.first : shard.last] = getattr(shard, name)
+        folder.open_rows(name).write(shard.first, getattr(shard, name))
     return {name: zlib.crc32(getattr(shard, name).data) for name in ARRAYS}

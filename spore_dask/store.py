@@ -1,10 +1,11 @@
 """Where a run keeps its data: the only module that knows Zarr and file systems.
 
 A `Folder` is a directory or a prefix in an object store. Arrays that many tasks write, or that
-users read, are Zarr, without compression: what a run writes is read again soon, and hardly shrinks.
-The checksum of each shard is in its task's receipt: Zarr's own takes as long as writing twice.
+users read, are Zarr. Those of a graph are not compressed, because what a run writes is read again
+soon and hardly shrinks; a chunk then is just the bytes of its rows, which a `RowArray` writes
+without a copy and reads row by row. The checksum of each chunk is in its task's receipt.
 Arrays that one task writes and others read as a whole are .npy files with a checksum, which open
-ten times as fast. Whole shards are written at once, and on local disks files appear whole or not at
+ten times as fast. Whole chunks are written at once, and on local disks files appear whole or not at
 all.
 A `Source` is the input: a Zarr array that every process can open by its address.
 Memory: what is read or written.
@@ -17,6 +18,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import math
 import os
 import uuid
 import zlib
@@ -123,27 +125,29 @@ class Folder:
         except FileNotFoundError:
             return None
 
-    def create_array(
-        self, name: str, shape: tuple[int, ...], dtype: Any, shard_rows: int, read_rows: int
-    ) -> None:
-        """Create an array of shards of `shard_rows`, each written by one task; once is enough."""
-        if self.exists(f"{name}/zarr.json"):
-            return
-        zarr.create_array(
-            self.child(name).url,
-            shape=shape,
-            dtype=dtype,
-            chunks=(read_rows, *shape[1:]),
-            shards=(shard_rows, *shape[1:]),
-            compressors=None,
-            fill_value=0,
-            config={"write_empty_chunks": True},
-        )
+    def create_rows(
+        self, name: str, shape: tuple[int, ...], dtype: Any, chunk_rows: int
+    ) -> RowArray:
+        """Create a Zarr array in chunks of rows, each written by one task; once is enough."""
+        if not self.exists(f"{name}/zarr.json"):
+            zarr.create_array(
+                self.child(name).url,
+                shape=shape,
+                dtype=dtype,
+                chunks=(chunk_rows, *shape[1:]),
+                compressors=None,
+                fill_value=0,
+            )
+        return RowArray(self.child(name), shape, np.dtype(dtype), chunk_rows)
 
-    def open_array(self, name: str, mode: str = "r") -> zarr.Array[Any]:
-        """Open an array, to read or ("r+") to write shards of it."""
-        array = zarr.open_array(self.child(name).url, mode=mode)
-        return array.with_config({"write_empty_chunks": True})
+    def open_rows(self, name: str) -> RowArray:
+        """Open what `create_rows` has created."""
+        array = self.open_array(name)
+        return RowArray(self.child(name), array.shape, array.dtype, array.chunks[0])
+
+    def open_array(self, name: str) -> zarr.Array[Any]:
+        """Open a Zarr array to read."""
+        return zarr.open_array(self.child(name).url, mode="r")
 
     def write_array(self, name: str, array: NDArray[Any]) -> None:
         """Write an array that is read as a whole: an .npy file, and its checksum at the end."""
@@ -178,6 +182,95 @@ class Folder:
             content = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
             file.readinto(content.data)
         return content
+
+
+@dataclasses.dataclass(frozen=True)
+class RowArray:
+    """A Zarr array whose chunks are rows without compression: files of plain bytes."""
+
+    folder: Folder
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunk_rows: int
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of a row."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    def _file(self, chunk: int) -> str:
+        return "/".join(["c", str(chunk), *("0" for _ in self.shape[1:])])
+
+    def write(self, first: int, rows: NDArray[Any]) -> None:
+        """Write the chunk that begins with row `first`."""
+        if first % self.chunk_rows or first + len(rows) < min(
+            first + self.chunk_rows, self.shape[0]
+        ):
+            raise ValueError(f"rows [{first}, {first + len(rows)}) are not one whole chunk")
+        data = np.ascontiguousarray(rows, self.dtype.newbyteorder("<"))
+        missing = bytes((self.chunk_rows - len(rows)) * self.row_nbytes)
+        content = data.reshape(-1).view(np.uint8).data
+        self.folder.write_bytes(self._file(first // self.chunk_rows), content, missing)
+
+    def read(self, first: int, last: int) -> NDArray[Any]:
+        """Read the rows [first, last)."""
+        return self.read_ranges(np.array([first]), np.array([last]))
+
+    def read_ranges(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> NDArray[Any]:
+        """Read the rows of some ranges, one behind the other."""
+        found = np.empty((int((lasts - firsts).sum()), *self.shape[1:]), self.dtype)
+        pieces = self._pieces(firsts, lasts)
+        content = found.reshape(-1).view(np.uint8)
+        files, path = self.folder._files
+        if self.folder.is_local:
+            _read_pieces(path, pieces, content.data)
+            return found
+        parts = files.cat_ranges(
+            [f"{path}/{name}" for name, _, _ in pieces],
+            [start for _, start, _ in pieces],
+            [start + nbytes for _, start, nbytes in pieces],
+        )
+        content[:] = np.frombuffer(b"".join(parts), np.uint8)
+        return found
+
+    def _pieces(
+        self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]
+    ) -> list[tuple[str, int, int]]:
+        """Return file, first byte and number of bytes of what ranges of rows are made of."""
+        pieces = []
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            while first < last:
+                chunk, row = divmod(first, self.chunk_rows)
+                n_rows = min(last - first, self.chunk_rows - row)
+                pieces.append((self._file(chunk), row * self.row_nbytes, n_rows * self.row_nbytes))
+                first += n_rows
+        return pieces
+
+
+def _read_pieces(path: str, pieces: list[tuple[str, int, int]], content: memoryview) -> None:
+    """Fill `content` with pieces of files on this machine's disks."""
+    name, place, file = "", 0, -1
+    try:
+        for wanted, start, nbytes in pieces:
+            if wanted != name:
+                if file >= 0:
+                    os.close(file)
+                name, file = wanted, os.open(f"{path}/{wanted}", os.O_RDONLY)
+            _read_into(file, start, content[place : place + nbytes])
+            place += nbytes
+    finally:
+        if file >= 0:
+            os.close(file)
+
+
+def _read_into(file: int, start: int, content: memoryview) -> None:
+    """Fill `content` from a place in a file on; one call may read no more than 2 GiB."""
+    n_read = 0
+    while n_read < len(content):
+        n_new = os.preadv(file, [content[n_read:]], start + n_read)
+        if n_new == 0:
+            raise OSError(f"a file ends {len(content) - n_read} bytes too early")
+        n_read += n_new
 
 
 @dataclasses.dataclass(frozen=True)

@@ -458,7 +458,7 @@ def test_a_kill_before_any_document_is_written_is_survived(tmp_path, monkeypatch
 def test_receipts_have_the_checksums_of_the_shards(tmp_path):
     graph = build_graph(crowd(6000), tmp_path / "out", 5, n_partitions=3, n_workers=0)
     folder = tmp_path / "out" / graph.name
-    rows = graph.neighbors.shards[0]
+    rows = graph.neighbors.chunks[0]
     for i, name in enumerate(sorted(path.name for path in folder.glob("receipts-neighbors/*"))):
         checksums = json.loads((folder / "receipts-neighbors" / name).read_text())["checksums"]
         for array in ("neighbors", "distances", "rows"):

@@ -13,7 +13,6 @@ sizes = st.tuples(
 @given(sizes=sizes, n_partitions=st.none() | st.integers(1, 10**6))
 def test_shards_cover_the_points(sizes, n_partitions):
     shape = memory.shape_of(*sizes, n_partitions)
-    assert shape.shard_rows % shape.read_rows == 0
     assert (shape.n_shards - 1) * shape.shard_rows < shape.n_points
     assert shape.n_shards * shape.shard_rows >= shape.n_points
     if n_partitions is not None:
@@ -27,7 +26,7 @@ def test_partitions_and_shards_stay_small_by_default(sizes):
     shape = memory.shape_of(*sizes)
     mean = -(-shape.n_points // shape.n_partitions)
     assert mean == 1 or mean * shape.point_nbytes <= memory.PARTITION_NBYTES
-    assert mean == 1 or mean * shape.row_nbytes <= memory.SHARD_NBYTES + memory.READ_ROWS * 8
+    assert mean == 1 or mean * shape.row_nbytes <= memory.SHARD_NBYTES
 
 
 def test_numbers_widen():

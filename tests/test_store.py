@@ -48,13 +48,31 @@ def test_arrays_in_one_chunk(folder, shape):
     assert found.dtype == array.dtype
 
 
-def test_shards_are_written_apart_and_created_once(folder):
-    folder.create_array("g", (100, 3), np.uint32, 32, 16)
-    folder.open_array("g", "r+")[32:64] = 1
-    folder.create_array("g", (100, 3), np.uint32, 32, 16)
-    folder.open_array("g", "r+")[96:100] = 2
+def test_chunks_of_rows_are_written_apart_and_created_once(folder):
+    folder.create_rows("g", (100, 3), np.uint32, 32).write(32, np.full((32, 3), 1))
+    folder.create_rows("g", (100, 3), np.uint32, 32).write(96, np.full((4, 3), 2))
     found = folder.open_array("g")[...]
-    assert (found[:, 0] == np.repeat([0, 1, 0, 2], [32, 32, 32, 4])).all()
+    assert found.dtype == np.uint32
+    assert (found == np.repeat([0, 1, 0, 2], [32, 32, 32, 4])[:, None]).all()
+    for first, n_rows in ((16, 32), (32, 31), (96, 3)):
+        with pytest.raises(ValueError, match="one whole chunk"):
+            folder.open_rows("g").write(first, np.zeros((n_rows, 3)))
+
+
+@pytest.mark.parametrize("shape", [(100,), (100, 3)])
+@pytest.mark.parametrize("url", ["", "memory://rows"])
+def test_ranges_of_rows_are_what_zarr_reads(folder, url, shape):
+    folder = Folder(url) if url else folder
+    values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    rows = folder.create_rows(f"g{len(shape)}", shape, np.float32, 32)
+    for first in range(0, 100, 32):
+        rows.write(first, values[first : first + 32])
+    rows = folder.open_rows(f"g{len(shape)}")
+    np.testing.assert_array_equal(folder.open_array(f"g{len(shape)}")[...], values)
+    np.testing.assert_array_equal(rows.read(5, 99), values[5:99])
+    firsts, lasts = np.array([90, 0, 31, 7]), np.array([100, 1, 70, 7])
+    wanted = np.concatenate([values[a:b] for a, b in zip(firsts, lasts, strict=True)])
+    np.testing.assert_array_equal(rows.read_ranges(firsts, lasts), wanted)
 
 
 def test_damage_is_noticed(folder, tmp_path):

@@ -284,7 +284,7 @@ def _keep_copies(
     n_copies = int(numbering.copy_starts[-1] - numbering.copy_starts[0])
     if n_copies == 0:
         return
-    buckets.folder.create_array("copies", (n_copies,), spec.row_dtype, COPIES_PER_TASK, 1 << 12)
+    buckets.folder.create_rows("copies", (n_copies,), spec.row_dtype, COPIES_PER_TASK)
     write = functools.partial(_write_copies, buckets, numbering)
     items = [(i, min(i + COPIES_PER_TASK, n_copies)) for i in range(0, n_copies, COPIES_PER_TASK)]
     run_work(engine, buckets.folder, Work("copies", write, items, spec.gather_nbytes))
@@ -300,5 +300,5 @@ def _write_copies(buckets: Buckets, numbering: Numbering, item: tuple[int, int])
         if low < high:
             shift = n_searched - int(starts[h])
             parts.append(buckets.copies(h, low + shift, high + shift))
-    buckets.folder.open_array("copies", "r+")[first:last] = np.concatenate(parts)
+    buckets.folder.open_rows("copies").write(first, np.concatenate(parts))
     return {"n_copies": last - first}
