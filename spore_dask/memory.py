@@ -46,6 +46,9 @@ class Shape:
     itemsize: int
     """Bytes of a working coordinate or distance."""
     k: int
+    """Neighbours of each row of the graph."""
+    longest_k: int
+    """Neighbours of the rows of points that have copies, at least k."""
     n_partitions: int
     shard_rows: int
     """Points in a shard, the part of the graph that one task writes."""
@@ -81,7 +84,7 @@ class Shape:
         """Points of the largest partition that a plan allows for."""
         mean = -(-self.n_points // self.n_partitions)
         factor = max(LARGEST_PARTITION, 1 + 5 / math.sqrt(self.sample_size / self.n_partitions))
-        return min(self.n_points, max(math.ceil(factor * mean), 2 * self.k + LEAST_POINTS))
+        return min(self.n_points, max(math.ceil(factor * mean), 2 * self.longest_k + LEAST_POINTS))
 
     @property
     def sample_size(self) -> int:
@@ -92,10 +95,15 @@ class Shape:
 
 
 def shape_of(
-    n_points: int, n_columns: int, itemsize: int, k: int, n_partitions: int | None = None
+    n_points: int,
+    n_columns: int,
+    itemsize: int,
+    k: int,
+    n_partitions: int | None = None,
+    longest_k: int | None = None,
 ) -> Shape:
     """Return the sizes of a graph."""
-    probe = Shape(n_points, n_columns, itemsize, k, 1, 1)
+    probe = Shape(n_points, n_columns, itemsize, k, max(k, longest_k or k), 1, 1)
     if n_partitions is None:
         most = min(
             POINTS_PER_SHARD,

@@ -1,17 +1,21 @@
-"""Shards of the neighbour graph: what one task fills, and writes once. Memory: one shard."""
+"""Shards of the neighbour graph: what one task fills, and writes once. Memory: one shard.
+
+Rows have k neighbours. A point that has copies needs more of them, because its copies come first:
+where `longest_k` is larger than k, such points have a second, longer row in files beside.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import zlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spore_dask.exact import number_dtype
 from spore_dask.memory import Shape
-from spore_dask.store import Folder
+from spore_dask.store import Folder, RowFiles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,3 +83,69 @@ def write_shard(folder: Folder, shard: Shard) -> dict[str, int]:
     for name in ARRAYS:
         folder.open_rows(name).write(shard.first, getattr(shard, name))
     return {name: zlib.crc32(getattr(shard, name).data) for name in ARRAYS}
+
+
+class Longer(NamedTuple):
+    """The longer rows of the points of a shard that have copies."""
+
+    points: NDArray[Any]
+    """Their numbers, ascending."""
+    neighbors: NDArray[Any]
+    """(rows, longest_k + 1)"""
+    distances: NDArray[np.floating]
+
+
+def write_longer(folder: Folder, number: int, longer: Longer) -> dict[str, int]:
+    """Write the longer rows of a shard; return the checksum of each of their arrays."""
+    checksums = {}
+    for name, array in longer._asdict().items():
+        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        folder.child("longer").write_bytes(f"{number}.{name}", content)
+        checksums[f"longer.{name}"] = zlib.crc32(content)
+    return checksums
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphRows:
+    """The rows of a finished graph on disk. Small enough to travel with every task."""
+
+    folder: Folder
+    n_points: int
+    k: int
+    """Neighbours of each row."""
+    longest_k: int
+    """Neighbours of the longer rows of points that have copies; k where no row is longer."""
+    dtype: str
+    """Type of the distances."""
+    shard_rows: int
+    n_longer: NDArray[np.int64]
+    """Longer rows of each shard."""
+
+    @property
+    def n_shards(self) -> int:
+        """Number of shards."""
+        return len(self.n_longer)
+
+    def span(self, shard: int) -> tuple[int, int]:
+        """Return the points [first, last) of a shard."""
+        first = shard * self.shard_rows
+        return first, min(first + self.shard_rows, self.n_points)
+
+    def array(self, name: str) -> RowFiles:
+        """Return "neighbors", "distances" or "rows", one row a point."""
+        return self.folder.open_rows(name)
+
+    def longer_array(self, name: str) -> RowFiles:
+        """Return "points", "neighbors" or "distances" of the longer rows of all shards."""
+        numbers = number_dtype(self.n_points)
+        dtype = np.dtype(self.dtype) if name == "distances" else numbers
+        names = tuple(f"longer/{i}.{name}" for i in np.flatnonzero(self.n_longer).tolist())
+        starts = np.append(0, np.cumsum(self.n_longer[self.n_longer > 0]))
+        row_shape = () if name == "points" else (self.longest_k + 1,)
+        return RowFiles(self.folder, names, starts, row_shape, dtype)
+
+    def longer(self, shard: int) -> Longer:
+        """Return the longer rows of a shard."""
+        last = int(self.n_longer[: shard + 1].sum())
+        first = last - int(self.n_longer[shard])
+        return Longer(*(self.longer_array(name).read(first, last) for name in Longer._fields))

@@ -129,6 +129,7 @@ class Folder:
         self, name: str, shape: tuple[int, ...], dtype: Any, chunk_rows: int
     ) -> RowArray:
         """Create a Zarr array in chunks of rows, each written by one task; once is enough."""
+        chunk_rows = max(1, min(chunk_rows, shape[0]))
         if not self.exists(f"{name}/zarr.json"):
             zarr.create_array(
                 self.child(name).url,
@@ -138,12 +139,12 @@ class Folder:
                 compressors=None,
                 fill_value=0,
             )
-        return RowArray(self.child(name), shape, np.dtype(dtype), chunk_rows)
+        return _row_array(self.child(name), shape, np.dtype(dtype), chunk_rows)
 
     def open_rows(self, name: str) -> RowArray:
         """Open what `create_rows` has created."""
         array = self.open_array(name)
-        return RowArray(self.child(name), array.shape, array.dtype, array.chunks[0])
+        return _row_array(self.child(name), array.shape, array.dtype, array.chunks[0])
 
     def open_array(self, name: str) -> zarr.Array[Any]:
         """Open a Zarr array to read."""
@@ -185,32 +186,20 @@ class Folder:
 
 
 @dataclasses.dataclass(frozen=True)
-class RowArray:
-    """A Zarr array whose chunks are rows without compression: files of plain bytes."""
+class RowFiles:
+    """Rows of numbers in files of plain bytes, one file behind the other."""
 
     folder: Folder
-    shape: tuple[int, ...]
+    names: tuple[str, ...]
+    starts: NDArray[np.int64]
+    """The first row of each file, and the number of rows."""
+    row_shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    chunk_rows: int
 
     @property
     def row_nbytes(self) -> int:
         """Bytes of a row."""
-        return math.prod(self.shape[1:]) * self.dtype.itemsize
-
-    def _file(self, chunk: int) -> str:
-        return "/".join(["c", str(chunk), *("0" for _ in self.shape[1:])])
-
-    def write(self, first: int, rows: NDArray[Any]) -> None:
-        """Write the chunk that begins with row `first`."""
-        if first % self.chunk_rows or first + len(rows) < min(
-            first + self.chunk_rows, self.shape[0]
-        ):
-            raise ValueError(f"rows [{first}, {first + len(rows)}) are not one whole chunk")
-        data = np.ascontiguousarray(rows, self.dtype.newbyteorder("<"))
-        missing = bytes((self.chunk_rows - len(rows)) * self.row_nbytes)
-        content = data.reshape(-1).view(np.uint8).data
-        self.folder.write_bytes(self._file(first // self.chunk_rows), content, missing)
+        return math.prod(self.row_shape) * self.dtype.itemsize
 
     def read(self, first: int, last: int) -> NDArray[Any]:
         """Read the rows [first, last)."""
@@ -218,7 +207,7 @@ class RowArray:
 
     def read_ranges(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> NDArray[Any]:
         """Read the rows of some ranges, one behind the other."""
-        found = np.empty((int((lasts - firsts).sum()), *self.shape[1:]), self.dtype)
+        found = np.empty((int((lasts - firsts).sum()), *self.row_shape), self.dtype)
         pieces = self._pieces(firsts, lasts)
         content = found.reshape(-1).view(np.uint8)
         files, path = self.folder._files
@@ -238,13 +227,42 @@ class RowArray:
     ) -> list[tuple[str, int, int]]:
         """Return file, first byte and number of bytes of what ranges of rows are made of."""
         pieces = []
-        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+        files = np.searchsorted(self.starts, firsts, side="right") - 1
+        for first, last, file in zip(firsts.tolist(), lasts.tolist(), files.tolist(), strict=True):
             while first < last:
-                chunk, row = divmod(first, self.chunk_rows)
-                n_rows = min(last - first, self.chunk_rows - row)
-                pieces.append((self._file(chunk), row * self.row_nbytes, n_rows * self.row_nbytes))
-                first += n_rows
+                row, n_rows = first - self.starts[file], min(last, self.starts[file + 1]) - first
+                nbytes = int(n_rows) * self.row_nbytes
+                pieces.append((self.names[file], int(row) * self.row_nbytes, nbytes))
+                first, file = first + int(n_rows), file + 1
         return pieces
+
+
+@dataclasses.dataclass(frozen=True)
+class RowArray(RowFiles):
+    """A Zarr array whose chunks are rows without compression: files of plain bytes."""
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of a chunk, but for the last one."""
+        return int(self.starts[1])
+
+    def write(self, first: int, rows: NDArray[Any]) -> None:
+        """Write the chunk that begins with row `first`."""
+        file = int(np.searchsorted(self.starts, first))
+        if self.starts[file] != first or self.starts[file + 1] != first + len(rows):
+            raise ValueError(f"rows [{first}, {first + len(rows)}) are not one whole chunk")
+        data = np.ascontiguousarray(rows, self.dtype.newbyteorder("<"))
+        missing = bytes((self.chunk_rows - len(rows)) * self.row_nbytes)
+        self.folder.write_bytes(self.names[file], data.reshape(-1).view(np.uint8).data, missing)
+
+
+def _row_array(
+    folder: Folder, shape: tuple[int, ...], dtype: np.dtype[Any], chunk_rows: int
+) -> RowArray:
+    starts = np.append(np.arange(0, shape[0], chunk_rows), shape[0])
+    across = "/0" * (len(shape) - 1)
+    names = tuple(f"c/{i}{across}" for i in range(len(starts) - 1))
+    return RowArray(folder, names, starts, shape[1:], dtype)
 
 
 def _read_pieces(path: str, pieces: list[tuple[str, int, int]], content: memoryview) -> None:

@@ -141,10 +141,10 @@ def _number(
 ) -> Numbering:
     """Number the partitions, and behind them the copies that need no search.
 
-    Of k + 1 identical points or more, only the first k + 1 can be anybody's neighbours.
+    Of identical points, only the first longest_k + 1 can be anybody's neighbours.
     """
     n_copies = copies.sum(axis=0)
-    n_searched = np.minimum(n_copies, spec.shape.k + 1)
+    n_searched = np.minimum(n_copies, spec.shape.longest_k + 1)
     homes = tree.assign(heavy)
     sizes = counts.sum(axis=0) + np.bincount(homes, n_searched, tree.n_partitions).astype(np.int64)
     limit = spec.shape.most_points
