@@ -12,6 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from spore_dask.clusters import (
+    CLUSTER_TABLE,
+    NOISE,
+    Thresholds,
+    expansion_settings,
+    smallest_final_size,
+    thresholds_of,
+)
 from spore_dask.coordinates import as_points
 from spore_dask.errors import InputError
 from spore_dask.kernels import expand as expansion
@@ -21,35 +29,7 @@ from spore_dask.kernels.rows import first_bad_row
 from spore_dask.kernels.sums import mean_and_std
 from spore_dask.params import Params, ResolvedParams
 
-NOISE = -1
 SEEDS_PER_PIECE = 1 << 16
-
-CLUSTER_TABLE = np.dtype(
-    [
-        ("size", np.int64),
-        ("skeleton_size", np.int64),
-        ("mean", np.float64),
-        ("std", np.float64),
-        ("seed_row", np.int64),
-    ]
-)
-"""A final cluster: points, points at the end of Expansion, its statistics, the row it grew from."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Thresholds:
-    """The numbers that Expansion and reassignment measure distances with."""
-
-    extent: float
-    """Euclidean norm of the ranges of the columns."""
-    z: float
-    """Deviations above a cluster's mean that Expansion admits."""
-    max_z: float
-    """Deviations above a cluster's mean that reassignment admits."""
-    start_mean: float
-    """Mean distance that every cluster starts with."""
-    start_std: float
-    """Deviation that every cluster starts with."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,17 +105,10 @@ def measure_thresholds(
     ke = params.expansion_neighbors
     reach = distances[:, ke].astype(np.float64)
     mean, std = mean_and_std(reach)
-    z = max_z = 0.0
-    if std > 0:
-        asked = [params.z_percentile, params.max_z_percentile]
-        z, max_z = (np.percentile(reach[reach >= mean], asked) - mean) / std
-    start_mean, start_std = mean_and_std(distances[:, : ke + 1])
-    return Thresholds(
-        extent=extent,
-        z=float(z if params.z is None else params.z),
-        max_z=float(max_z if params.max_z is None else params.max_z),
-        start_mean=start_mean,
-        start_std=start_std,
+    upper = reach[reach >= mean]
+    start = mean_and_std(distances[:, : ke + 1])
+    return thresholds_of(
+        params, extent, (mean, std), start, lambda q: float(np.percentile(upper, q))
     )
 
 
@@ -166,8 +139,9 @@ def _expand(
     thresholds: Thresholds,
 ) -> tuple[NDArray[np.int32], NDArray[Any]]:
     """Return the cluster number of every point, and a record for each cluster."""
-    settings = _expansion_settings(params, thresholds)
-    slots = expansion.Slots(np.zeros(1, np.int64), len(neighbors), neighbors, distances)
+    settings = expansion_settings(params, thresholds)
+    slots = expansion.Slots(np.zeros(1, np.int32), len(neighbors), neighbors, distances)
+    longer = expansion.no_longer_rows(neighbors.dtype, distances.dtype)
     labels = np.full(len(seeds), expansion.UNASSIGNED, np.int32)
     growth = expansion.Growth(
         state=np.zeros(1, expansion.STATE),
@@ -178,21 +152,13 @@ def _expand(
     grown = []
     for first in range(0, len(seeds), SEEDS_PER_PIECE):
         growth.state["seed"] = growth.state["n_closed"] = 0
-        ended = expansion.expand(settings, seeds[first : first + SEEDS_PER_PIECE], slots, growth)
+        piece = seeds[first : first + SEEDS_PER_PIECE]
+        ended = expansion.expand(settings, piece, slots, longer, growth)
         if ended == expansion.REPEATED:
             row = int(growth.queue[growth.state["head"][0]])
             raise InputError(f"Row {row} of the graph names a point twice: list each only once.")
         grown.append(growth.closed[: growth.state["n_closed"][0]].copy())
     return labels, np.concatenate(grown)
-
-
-def _expansion_settings(params: ResolvedParams, thresholds: Thresholds) -> NDArray[Any]:
-    settings = np.zeros(1, expansion.SETTINGS)
-    settings["expansion_neighbors"] = params.expansion_neighbors
-    settings["min_retained"] = params.min_retained
-    for name in ("z", "start_mean", "start_std"):
-        settings[name] = getattr(thresholds, name)
-    return settings
 
 
 def _reassign(
@@ -226,14 +192,6 @@ def _reassign(
     else:
         labels, large = _keep_fragments(labels, skeletons, large)
     return Clustering(labels, rounds, _describe(labels, grown, large), thresholds)
-
-
-def smallest_final_size(sizes: NDArray[np.int64], params: ResolvedParams) -> int:
-    """Return the size from which on a cluster stays; 1 where reassignment is off."""
-    smallest = params.min_cluster_size
-    if smallest > 1 and params.max_scr_rounds > 0 and len(sizes) > 1:
-        smallest = min(smallest, int(np.partition(sizes, -2)[-2]))
-    return smallest
 
 
 def _keep_fragments(

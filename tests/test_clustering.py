@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from spore_dask import InputError, ParameterError, Params, cluster_graph
 from spore_dask import clustering as module
+from spore_dask.clusters import expansion_settings
 from spore_dask.kernels import expand as expansion
 from spore_dask.kernels import order as density_order
 from spore_dask.kernels.reassign import FRAGMENT, Fragments, Gates, vote
@@ -116,7 +117,7 @@ def expand_in_pieces(neighbors, distances, seeds, params, thresholds, shard_rows
     n_points, width = neighbors.shape
     n_shards = -(-n_points // shard_rows)
     slots = expansion.Slots(
-        np.full(n_shards, -1, np.int64),
+        np.full(n_shards, -1, np.int32),
         shard_rows,
         np.full((n_slots * shard_rows, width), -1, neighbors.dtype),
         np.full((n_slots * shard_rows, width), np.nan, distances.dtype),
@@ -127,18 +128,20 @@ def expand_in_pieces(neighbors, distances, seeds, params, thresholds, shard_rows
         np.empty(n_points, np.int32),
         np.empty(7, expansion.CLUSTER),
     )
-    settings = module._expansion_settings(params, thresholds)
+    settings = expansion_settings(params, thresholds)
+    longer = expansion.no_longer_rows(neighbors.dtype, distances.dtype)
     grown, n_fetched = [], 0
     for first in range(0, n_points, 7):
         growth.state["seed"] = growth.state["n_closed"] = 0
-        while (wanted := expansion.expand(settings, seeds[first : first + 7], slots, growth)) >= 0:
+        piece = seeds[first : first + 7]
+        while (wanted := expansion.expand(settings, piece, slots, longer, growth)) >= 0:
             slot = n_fetched % n_slots
-            slots.slot_of_shard[slots.slot_of_shard == slot] = -1
+            slots.slot_of_page[slots.slot_of_page == slot] = -1
             rows = slice(wanted * shard_rows, min((wanted + 1) * shard_rows, n_points))
             room = slice(slot * shard_rows, slot * shard_rows + rows.stop - rows.start)
             slots.neighbors[room] = neighbors[rows]
             slots.distances[room] = distances[rows]
-            slots.slot_of_shard[wanted] = slot
+            slots.slot_of_page[wanted] = slot
             n_fetched += 1
         grown.append(growth.closed[: growth.state["n_closed"][0]].copy())
     return growth.labels, np.concatenate(grown), n_fetched

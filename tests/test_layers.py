@@ -10,7 +10,7 @@ LAYERS = [
     {"errors"},
     {"params", "datasets", "threads", "memory"},
     {"progress", "kernels"},
-    {"coordinates", "exact", "partitions", "probing"},
+    {"coordinates", "exact", "partitions", "probing", "clusters"},
     {"store", "engine", "pilot", "approximate"},
     {"tasks", "points", "shards"},
     {"inputs", "stages", "search", "clustering"},

@@ -1,9 +1,10 @@
 """Expansion: grow clusters breadth-first from seeds, over rows that may arrive in pieces.
 
-Rows live in slots. A slot holds one shard of consecutive rows, and `slot_of_shard` says which
-slot holds a shard, or -1. When the kernel needs a row that no slot holds, it returns the number
-of its shard with everything else saved in `state`, and goes on where it was when called again.
-A graph in memory is one shard in one slot.
+Rows live in slots. A slot holds one page of consecutive rows, and `slot_of_page` says which slot
+holds a page, or -1. When the kernel needs a row that no slot holds, it returns the number of its
+page with everything else saved in `state`, and goes on where it was when called again. A graph in
+memory is one page in one slot. Where rows are too short for points that have copies, those points
+have longer rows in slots of their own.
 
 Memory: labels and queue, two integers a point; a record for each seed of the piece at hand.
 """
@@ -44,12 +45,14 @@ SETTINGS = np.dtype(
         ("z", np.float64),
         ("start_mean", np.float64),
         ("start_std", np.float64),
+        ("n_steps", np.int64),  # points to expand before a pause
     ]
 )
 """What stays the same during one expansion."""
 
 DONE = -1
 REPEATED = -2
+PAUSED = -3
 LOOKAHEAD = 4
 UNASSIGNED = -1
 
@@ -57,13 +60,30 @@ UNASSIGNED = -1
 class Slots(NamedTuple):
     """The rows of the graph that are at hand."""
 
-    slot_of_shard: NDArray[np.integer]
-    """The slot of each shard, or -1 for a shard that is not at hand."""
-    rows_per_shard: int
+    slot_of_page: NDArray[np.integer]
+    """The slot of each page, or -1 for a page that is not at hand."""
+    page_rows: int
+    """Rows of a page."""
     neighbors: NDArray[np.integer]
-    """(slots * rows_per_shard, K + 1): the rows of one slot after those of another."""
+    """(slots * page_rows, columns): the rows of one slot after those of another."""
     distances: NDArray[np.floating]
-    """(slots * rows_per_shard, K + 1)"""
+    """(slots * page_rows, columns)"""
+
+
+class Longer(NamedTuple):
+    """Longer rows of the points that have copies."""
+
+    points: NDArray[np.integer]
+    """These points, ascending; empty where all rows are long enough."""
+    slots: Slots
+    """Their rows, in the order of `points`; pages are numbered from those of the graph on."""
+
+
+def no_longer_rows(number_dtype: Any, dtype: Any) -> Longer:
+    """Return what to give where all rows are long enough."""
+    neighbors, distances = np.empty((0, 1), number_dtype), np.empty((0, 1), dtype)
+    slots = Slots(np.empty(0, np.int32), 1, neighbors, distances)
+    return Longer(np.empty(0, number_dtype), slots)
 
 
 class Growth(NamedTuple):
@@ -80,7 +100,7 @@ class Growth(NamedTuple):
 
 
 @kernel
-def expand(settings, seeds, slots, growth):
+def expand(settings, seeds, slots, longer, growth):
     """Grow a cluster from each seed in turn that no earlier cluster has taken.
 
     Parameters
@@ -89,6 +109,7 @@ def expand(settings, seeds, slots, growth):
     seeds : integer array
         The next piece of the seed order.
     slots : Slots
+    longer : Longer
     growth : Growth
         Read and written.
 
@@ -96,31 +117,51 @@ def expand(settings, seeds, slots, growth):
     -------
     int
         -1 when every seed of the piece is done, -2 when the row of the point at the head of the
-        queue names a point twice, else the shard that must be brought first.
+        queue names a point twice, -3 for a pause, else the page that must be brought first.
     """
-    slot_of_shard, rows_per_shard, neighbors, distances = slots
+    slot_of_page, page_rows, neighbors, distances = slots
+    longer_points, longer_slots = longer
+    longer_slot_of_page, longer_page_rows, longer_neighbors, longer_distances = longer_slots
     state, labels, queue, closed = growth
     now, setting = state[0], settings[0]
     reach = setting.expansion_neighbors
-    kept = np.empty(neighbors.shape[1], np.int64)
+    width = max(neighbors.shape[1], longer_neighbors.shape[1])
+    kept, kept_distances = np.empty(width, queue.dtype), np.empty(width, np.float64)
+    steps_left = setting.n_steps
     while True:
         if now.head == now.tail and not _begin_cluster(now, setting, seeds, labels, queue):
             return DONE
         if now.seed + LOOKAHEAD < seeds.size:
-            soon = _row_of(slot_of_shard, rows_per_shard, seeds[now.seed + LOOKAHEAD])
+            soon = _row_of(slot_of_page, page_rows, seeds[now.seed + LOOKAHEAD])
             _prefetch(neighbors, distances, soon, reach)
         while now.head < now.tail:
-            row = _row_of(slot_of_shard, rows_per_shard, queue[now.head])
+            if steps_left == 0:
+                return PAUSED
+            point = queue[now.head]
+            row = _row_of(slot_of_page, page_rows, point)
             if row < 0:
-                return np.int64(queue[now.head]) // rows_per_shard
+                return np.int64(point) // page_rows
             if now.head + LOOKAHEAD < now.tail:
-                soon = _row_of(slot_of_shard, rows_per_shard, queue[now.head + LOOKAHEAD])
+                soon = _row_of(slot_of_page, page_rows, queue[now.head + LOOKAHEAD])
                 _prefetch(neighbors, distances, soon, reach)
-            n_kept = _choose(now, setting, neighbors, distances, row, labels, kept)
+            if longer_points.size > 0 and distances[row, 1] <= 0:
+                place = np.searchsorted(longer_points, point)
+                row = _row_of(longer_slot_of_page, longer_page_rows, place)
+                if row < 0:
+                    return slot_of_page.size + place // longer_page_rows
+                n_kept = _choose(
+                    now, setting, longer_neighbors, longer_distances, row, labels, kept,
+                    kept_distances,
+                )  # fmt: skip
+            else:
+                n_kept = _choose(
+                    now, setting, neighbors, distances, row, labels, kept, kept_distances
+                )
             enough = n_kept >= setting.min_retained
-            if enough and not _admit(now, neighbors, distances, row, kept, n_kept, labels, queue):
+            if enough and not _admit(now, kept, kept_distances, n_kept, labels, queue):
                 return REPEATED
             now.head += 1
+            steps_left -= 1
         _close_cluster(now, queue, closed)
 
 
@@ -129,11 +170,11 @@ def expand(settings, seeds, slots, growth):
 
 
 @part
-def _row_of(slot_of_shard, rows_per_shard, point):
+def _row_of(slot_of_page, page_rows, point):
     """Return where the row of a point is at hand, or -1."""
-    shard = np.int64(point) // rows_per_shard
-    slot = slot_of_shard[shard]
-    return np.int64(point) + (slot - shard) * rows_per_shard if slot >= 0 else -1
+    page = np.int64(point) // page_rows
+    slot = np.int64(slot_of_page[page])
+    return np.int64(point) + (slot - page) * page_rows if slot >= 0 else -1
 
 
 @part
@@ -163,22 +204,23 @@ def _begin_cluster(now, setting, seeds, labels, queue):
 
 
 @part
-def _choose(now, setting, neighbors, distances, row, labels, kept):
-    """List in `kept` the places in a row that are free and fit the cluster; return how many."""
+def _choose(now, setting, neighbors, distances, row, labels, kept, kept_distances):
+    """List the neighbours in a row that are free and fit the cluster; return how many."""
     mean = now.mean
     tolerance = setting.z * now.std
     end = min(count_copies(distances, row) + setting.expansion_neighbors, distances.shape[1])
     n_kept = 0
     for j in range(end):
-        free = labels[neighbors[row, j]] == UNASSIGNED
-        if free and np.float64(distances[row, j]) - mean <= tolerance:
-            kept[n_kept] = j
+        point, distance = neighbors[row, j], np.float64(distances[row, j])
+        if labels[point] == UNASSIGNED and distance - mean <= tolerance:
+            kept[n_kept] = point
+            kept_distances[n_kept] = distance
             n_kept += 1
     return n_kept
 
 
 @part
-def _admit(now, neighbors, distances, row, kept, n_kept, labels, queue):
+def _admit(now, kept, kept_distances, n_kept, labels, queue):
     """Queue the chosen neighbours, and recalibrate the cluster; False if one is named twice."""
     mean = now.mean
     total = 0.0
@@ -186,8 +228,7 @@ def _admit(now, neighbors, distances, row, kept, n_kept, labels, queue):
     n_before = now.tail
     once = True
     for i in range(n_kept):
-        distance = np.float64(distances[row, kept[i]])
-        point = neighbors[row, kept[i]]
+        distance, point = kept_distances[i], kept[i]
         total += distance
         squares += (distance - mean) * (distance - mean)
         once = once and labels[point] == UNASSIGNED
