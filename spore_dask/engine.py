@@ -322,6 +322,28 @@ class Engine:
         steps.tell("stage-end")
         return receipts
 
+    @contextlib.contextmanager
+    def here(self, stage: str, n_steps: int) -> Iterator[Callable[[], None]]:
+        """Tell about a stage that the calling process does itself, in steps.
+
+        Yields what is to be called after each step.
+        """
+        steps = _Steps(stage, n_steps, self.progress)
+        started = time.perf_counter()
+
+        def done() -> None:
+            nonlocal started
+            seconds, started = time.perf_counter() - started, time.perf_counter()
+            steps.done(_Outcome(None, None, process_name(), peak_nbytes(), seconds))
+
+        steps.tell("stage-start")
+        try:
+            yield done
+        except BaseException as error:
+            steps.tell("stage-failed", text=str(error) or type(error).__name__)
+            raise
+        steps.tell("stage-end")
+
     def peaks(self) -> dict[str, int]:
         """Return the peak resident memory in bytes of each process, as of its last task."""
         return {**self._peaks, process_name(): peak_nbytes()}

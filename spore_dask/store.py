@@ -150,6 +150,13 @@ class Folder:
         """Open a Zarr array to read."""
         return zarr.open_array(self.child(name).url, mode="r")
 
+    def write_zarr(self, name: str, array: NDArray[Any], chunk_rows: int) -> None:
+        """Write a Zarr array for users: compressed, in chunks of rows; what was there goes."""
+        chunks = (max(1, min(chunk_rows, len(array))), *array.shape[1:])
+        zarr.create_array(
+            self.child(name).url, shape=array.shape, dtype=array.dtype, chunks=chunks, overwrite=True
+        )[...] = array
+
     def write_array(self, name: str, array: NDArray[Any]) -> None:
         """Write an array that is read as a whole: an .npy file, and its checksum at the end."""
         data = np.ascontiguousarray(array)

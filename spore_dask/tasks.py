@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -62,10 +63,14 @@ def is_done(folder: Folder) -> bool:
 
 
 def run_stage(folder: Folder, build: Callable[[Folder], Receipt]) -> Receipt:
-    """Return what a finished stage has left, or build it and mark it done."""
+    """Return what a finished stage has left, or build it and mark it done.
+
+    `seconds` is the time that it took since it was last begun.
+    """
     summary: Receipt | None = folder.read_json(MARKER)
     if summary is None:
         folder.sweep()
-        summary = build(folder)
+        started = time.perf_counter()
+        summary = {**build(folder), "seconds": time.perf_counter() - started}
         folder.write_json(MARKER, summary)
     return summary

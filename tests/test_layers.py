@@ -12,7 +12,7 @@ LAYERS = [
     {"progress", "kernels"},
     {"coordinates", "exact", "partitions", "probing", "clusters"},
     {"store", "engine", "pilot", "approximate"},
-    {"tasks", "points", "shards"},
+    {"tasks", "points", "shards", "orders", "pages", "checkpoints"},
     {"inputs", "stages", "search", "clustering"},
     {"plan", "estimator"},
     {"graph"},

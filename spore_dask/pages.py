@@ -1,0 +1,99 @@
+"""Rows of the graph at hand during Expansion: a cache of pages with a byte budget.
+
+Reads pages of a few consecutive rows, those next to each other in one go. Each row is needed just
+once, when its point expands, so what matters is to read pages shortly before that, and to let go
+those that were read first. Memory: the slots, 4 bytes a page, and one batch that is being read.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spore_dask.kernels.expand import Slots
+from spore_dask.store import RowFiles
+
+PAGE_ROWS = 8
+BATCH_NBYTES = 4 << 20
+
+
+class Pages:
+    """The pages of one graph, some of them at hand.
+
+    Parameters
+    ----------
+    neighbors, distances : RowFiles
+    width : int
+        Columns of a row that count; the others are left out.
+    budget_nbytes : int
+        What the slots may take; there is at least one.
+    """
+
+    def __init__(
+        self, neighbors: RowFiles, distances: RowFiles, width: int, budget_nbytes: int
+    ) -> None:
+        self._files = neighbors, distances
+        self.n_rows = int(neighbors.starts[-1])
+        self.n_pages = -(-self.n_rows // PAGE_ROWS)
+        row_nbytes = width * (neighbors.dtype.itemsize + distances.dtype.itemsize)
+        self.n_slots = max(1, min(self.n_pages, budget_nbytes // (PAGE_ROWS * row_nbytes)))
+        size = self.n_slots * PAGE_ROWS, width
+        self.slots = Slots(
+            np.full(self.n_pages, -1, np.int32),
+            PAGE_ROWS,
+            np.empty(size, neighbors.dtype),
+            np.empty(size, distances.dtype),
+        )
+        self._page_in_slot = np.full(self.n_slots, -1, np.int64)
+        self._oldest = 0
+        self.read_nbytes = 0
+        """Bytes read so far."""
+        file_nbytes = neighbors.row_nbytes + distances.row_nbytes
+        self._pages_per_batch = max(1, BATCH_NBYTES // (PAGE_ROWS * file_nbytes))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pages on disk."""
+        return self.n_rows * sum(files.row_nbytes for files in self._files)
+
+    def bring(self, pages: NDArray[np.int64]) -> None:
+        """Bring pages in, if they are not; as many as there are slots for, the first ones first.
+
+        Pages that are at hand and asked for stay; of the others, those brought first make room.
+        """
+        pages = pages[np.sort(np.unique(pages, return_index=True)[1])][: self.n_slots]
+        slots = self.slots.slot_of_page[pages]
+        missing = pages[slots < 0]
+        room = self._make_room(len(missing), slots[slots >= 0])
+        for first in range(0, len(missing), self._pages_per_batch):
+            batch = slice(first, first + self._pages_per_batch)
+            self._read(missing[batch], room[batch])
+
+    def _make_room(self, n_wanted: int, kept: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Return slots to fill next, from the oldest on, none of them among the `kept`."""
+        free = np.ones(self.n_slots, bool)
+        free[kept] = False
+        in_turn = np.roll(np.arange(self.n_slots), -self._oldest)
+        room = in_turn[free[in_turn]][:n_wanted]
+        if n_wanted:
+            self._oldest = int(room[-1] + 1) % self.n_slots
+        left = self._page_in_slot[room]
+        self.slots.slot_of_page[left[left >= 0]] = -1
+        return room
+
+    def _read(self, pages: NDArray[np.int64], room: NDArray[np.int64]) -> None:
+        """Read some pages into some slots."""
+        by_place = np.argsort(pages)
+        pages, room = pages[by_place], room[by_place]
+        breaks = np.flatnonzero(np.diff(pages) > 1) + 1
+        firsts = pages[np.append(0, breaks)] * PAGE_ROWS
+        lasts = np.minimum((pages[np.append(breaks, len(pages)) - 1] + 1) * PAGE_ROWS, self.n_rows)
+        n_rows = np.minimum((pages + 1) * PAGE_ROWS, self.n_rows) - pages * PAGE_ROWS
+        into = (room[:, None] * PAGE_ROWS + np.arange(PAGE_ROWS)).ravel()
+        into = into[(np.arange(PAGE_ROWS) < n_rows[:, None]).ravel()]
+        for files, target in zip(self._files, self.slots[2:], strict=True):
+            found = files.read_ranges(firsts, lasts)
+            target[into] = found[:, : target.shape[1]]
+            self.read_nbytes += found.nbytes
+        self._page_in_slot[room] = pages
+        self.slots.slot_of_page[pages] = room

@@ -1,0 +1,201 @@
+"""Expand: grow skeletons over the graph on disk, in this process.
+
+Streams the seed order and reads rows of the graph in pages, the queue's and the next seeds' ahead
+of time. Reads the graph and the seeds; writes `skeletons` (the cluster number of each point) and
+`clusters/` (a record for each cluster, in pieces).
+Memory: labels and queue (8 bytes a point, 16 beyond 2**31 points), the cache of pages with half a
+byte a point, 4 bytes for each point that has copies, and a record for each seed of one piece.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spore_dask.checkpoints import Checkpoints
+from spore_dask.clusters import Thresholds, expansion_settings
+from spore_dask.engine import Engine
+from spore_dask.errors import InputError
+from spore_dask.exact import number_dtype
+from spore_dask.kernels import expand as kernel
+from spore_dask.orders import Order
+from spore_dask.pages import PAGE_ROWS, Pages
+from spore_dask.params import ResolvedParams
+from spore_dask.shards import GraphRows
+from spore_dask.store import Folder
+from spore_dask.tasks import Receipt, run_stage
+
+STEPS_PER_CALL = 1 << 20
+"""Points that expand before it is asked whether a checkpoint is due."""
+LEAST_AHEAD = 64
+"""Seeds whose rows are read ahead; doubled each time that all of them were of use."""
+LARGE_QUEUE = 1000
+"""Points in the queue that tell that a cluster will push out what was read for later seeds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpandSpec:
+    """What Expansion is asked for."""
+
+    graph: GraphRows
+    seeds: Order
+    params: ResolvedParams
+    thresholds: Thresholds
+    cache_nbytes: int
+    """What the pages at hand may take."""
+
+
+def expand(engine: Engine, folder: Folder, spec: ExpandSpec) -> Receipt:
+    """Grow the skeletons, or take up what was done before."""
+    summary = run_stage(folder, functools.partial(_build, engine, spec))
+    Checkpoints(folder).remove()
+    return summary
+
+
+def label_dtype(n_points: int) -> np.dtype[Any]:
+    """Return the type of cluster numbers."""
+    return np.dtype(np.int32 if n_points < 2**31 else np.int64)
+
+
+def _build(engine: Engine, spec: ExpandSpec, folder: Folder) -> Receipt:
+    expansion = Expansion(folder, spec)
+    with engine.here("expand", spec.seeds.n_ranges) as done:
+        expansion.run(done)
+    labels = expansion.growth.labels
+    size = (spec.graph.n_points,)
+    target = folder.create_rows("skeletons", size, labels.dtype, spec.graph.shard_rows)
+    for first in range(0, len(labels), spec.graph.shard_rows):
+        target.write(first, labels[first : first + spec.graph.shard_rows])
+    return expansion.facts()
+
+
+class Expansion:
+    """An expansion under way."""
+
+    def __init__(self, folder: Folder, spec: ExpandSpec) -> None:
+        graph, width = spec.graph, spec.params.k + 1
+        self.folder, self.spec = folder, spec
+        self.settings = expansion_settings(spec.params, spec.thresholds)
+        self.settings["n_steps"] = STEPS_PER_CALL
+        budgets = _share_out(graph, spec.cache_nbytes)
+        files = [graph.array(name) for name in ("neighbors", "distances")]
+        self.pages = Pages(*files, min(graph.k + 1, width), budgets[0])
+        longer = [graph.longer_array(name) for name in ("points", "neighbors", "distances")]
+        self.longer_pages = Pages(*longer[1:], min(graph.longest_k + 1, width), budgets[1])
+        points = longer[0].read(0, self.longer_pages.n_rows)
+        self.longer = kernel.Longer(points, self.longer_pages.slots)
+        self.growth = kernel.Growth(
+            state=np.zeros(1, kernel.STATE),
+            labels=np.full(graph.n_points, kernel.UNASSIGNED, label_dtype(graph.n_points)),
+            queue=np.empty(graph.n_points, number_dtype(graph.n_points)),
+            closed=np.empty(int(np.diff(spec.seeds.starts).max()), kernel.CLUSTER),
+        )
+        self.checkpoints = Checkpoints(folder)
+        self.largest = [0, 0]
+        self.read_before = 0
+        self.n_ahead = LEAST_AHEAD
+        self.piece = self._take_up()
+
+    def facts(self) -> Receipt:
+        """Return what is to be known of the expansion so far."""
+        return {
+            "n_clusters": int(self.growth.state["cluster"][0]),
+            "largest": self.largest,
+            "read_nbytes": self.read_before + self.pages.read_nbytes
+            + self.longer_pages.read_nbytes,
+            "graph_nbytes": self.pages.nbytes + self.longer_pages.nbytes,
+            "cache_nbytes": self.spec.cache_nbytes,
+        }  # fmt: skip
+
+    def run(self, done: Callable[[], None]) -> None:
+        """Expand from every seed, a piece of the order at a time."""
+        for pages in (self.pages, self.longer_pages):
+            if pages.n_slots == pages.n_pages:
+                pages.bring(np.arange(pages.n_pages))
+        for piece in range(self.spec.seeds.n_ranges):
+            if piece >= self.piece:
+                self.piece = piece
+                self._expand_piece(self.spec.seeds.points(piece))
+            done()
+
+    def _expand_piece(self, seeds: NDArray[Any]) -> None:
+        """Expand from the seeds of one piece, and write the clusters that ended in it."""
+        growth = self.growth
+        while True:
+            ended = kernel.expand(self.settings, seeds, self.pages.slots, self.longer, growth)
+            if ended == kernel.DONE:
+                break
+            if ended == kernel.REPEATED:
+                point = int(growth.queue[growth.state["head"][0]])
+                raise InputError(
+                    f"The row of point {point} in the graph at {self.spec.graph.folder.url!r} "
+                    "names a point twice: the graph is damaged; remove it and run again."
+                )
+            if ended >= 0:
+                self._fetch(int(ended), seeds)
+            if self.checkpoints.due():
+                self._save()
+        closed = growth.closed[: growth.state["n_closed"][0]]
+        self.largest = sorted([*self.largest, *np.sort(closed["size"])[-2:].tolist()])[-2:]
+        self.folder.child("clusters").write_array(str(self.piece), closed)
+        growth.state["seed"] = growth.state["n_closed"] = 0
+
+    def _fetch(self, wanted: int, seeds: NDArray[Any]) -> None:
+        """Bring the page that is wanted, and with it those that are wanted next."""
+        growth, now = self.growth, self.growth.state[0]
+        head, tail = int(now["head"]), int(now["tail"])
+        soon = growth.queue[head : min(tail, head + PAGE_ROWS * self.pages.n_slots)]
+        if wanted >= self.pages.n_pages:
+            places = np.searchsorted(self.longer.points, soon)
+            places = places[np.isin(soon, self.longer.points, assume_unique=True)]
+            self.longer_pages.bring(places // PAGE_ROWS)
+            return
+        if tail == 1:
+            later = seeds[int(now["seed"]) :]
+            later = later[growth.labels[later] == kernel.UNASSIGNED][: self.n_ahead]
+            soon = np.append(soon, later)
+            self.n_ahead = min(2 * self.n_ahead, self.pages.n_slots)
+        elif tail - head > LARGE_QUEUE:
+            self.n_ahead = LEAST_AHEAD
+        self.pages.bring(soon.astype(np.int64) // PAGE_ROWS)
+
+    def _save(self) -> None:
+        """Keep where the expansion stands."""
+        growth, now = self.growth, self.growth.state[0]
+        head, tail = int(now["head"]), int(now["tail"])
+        arrays = {
+            "state": growth.state,
+            "labels": growth.labels,
+            "seed": growth.queue[: min(1, tail)],
+            "queue": growth.queue[head:tail],
+            "closed": growth.closed[: int(now["n_closed"])],
+        }
+        self.checkpoints.save(arrays, {**self.facts(), "piece": self.piece})
+
+    def _take_up(self) -> int:
+        """Go on where a killed expansion was last saved; return the piece of seeds it was at."""
+        known = self.checkpoints.last()
+        if known is None:
+            return 0
+        facts, read = known
+        growth = self.growth
+        growth.state[:] = read("state")
+        growth.labels[:] = read("labels")
+        growth.queue[: len(read("seed"))] = read("seed")
+        head, tail = int(growth.state["head"][0]), int(growth.state["tail"][0])
+        growth.queue[head:tail] = read("queue")
+        growth.closed[: int(growth.state["n_closed"][0])] = read("closed")
+        self.largest, self.read_before = facts["largest"], facts["read_nbytes"]
+        return int(facts["piece"])
+
+
+def _share_out(graph: GraphRows, cache_nbytes: int) -> tuple[int, int]:
+    """Share out a budget between rows and longer rows, as their sizes are."""
+    n_longer = int(graph.n_longer.sum()) * (graph.longest_k + 1)
+    share = n_longer / (n_longer + graph.n_points * (graph.k + 1))
+    return int(cache_nbytes * (1 - share)), int(cache_nbytes * share)

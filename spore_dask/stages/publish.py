@@ -1,0 +1,98 @@
+"""Publish: bring labels into the order of the input's rows, in this process.
+
+Reads the labels and rounds of the points and their input rows; writes `labels` (int32) and
+`provenance` (int16), Zarr in row order, and `clusters`, a record for each cluster.
+Memory: 6 bytes a point, one shard, and what the table of clusters takes. A scatter in memory, which
+Expansion needs more of anyway, takes the place of an exchange through the disk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import zlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spore_dask.clusters import CLUSTER_TABLE, NOISE
+from spore_dask.engine import Engine
+from spore_dask.shards import GraphRows
+from spore_dask.store import Folder
+from spore_dask.tasks import Receipt, run_stage
+
+CHUNK_ROWS = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishSpec:
+    """What is to be published."""
+
+    settled: Folder
+    """Has `labels`, `rounds` and `clusters` of the points."""
+    graph: GraphRows
+
+
+def publish(engine: Engine, folder: Folder, spec: PublishSpec) -> Receipt:
+    """Write what users read, or take up what was done before."""
+    return run_stage(folder, functools.partial(_build, engine, spec))
+
+
+def _build(engine: Engine, spec: PublishSpec, folder: Folder) -> Receipt:
+    graph = spec.graph
+    labels = np.empty(graph.n_points, np.int32)
+    provenance = np.empty(graph.n_points, np.int16)
+    table = _new_table(spec.settled.read_array("clusters"))
+    seeds = spec.settled.read_array("clusters")["seed"]
+    arrays = graph.array("rows"), *(spec.settled.open_rows(name) for name in ("labels", "rounds"))
+    with engine.here("publish", graph.n_shards) as done:
+        for shard in range(graph.n_shards):
+            first, last = graph.span(shard)
+            rows, found, rounds = (array.read(first, last) for array in arrays)
+            labels[rows], provenance[rows] = found, rounds
+            here = (seeds >= first) & (seeds < last)
+            table["seed_row"][here] = rows[seeds[here] - first]
+            table["size"] += np.bincount(found[found != NOISE], minlength=len(table))
+            done()
+    folder.write_array("clusters", table)
+    return {
+        "n_clusters": len(table),
+        "n_noise": int((provenance == NOISE).sum()),
+        "n_skeleton": int((provenance == 0).sum()),
+        "checksums": {
+            "labels": _write(folder, "labels", labels),
+            "provenance": _write(folder, "provenance", provenance),
+        },
+    }
+
+
+def _new_table(clusters: NDArray[Any]) -> NDArray[Any]:
+    """Return the table of clusters, but for sizes and the rows of seeds."""
+    table = np.zeros(len(clusters), CLUSTER_TABLE)
+    for name, known in (("skeleton_size", "size"), ("mean", "mean"), ("std", "std")):
+        table[name] = clusters[known]
+    return table
+
+
+def _write(folder: Folder, name: str, values: NDArray[Any]) -> list[int]:
+    """Write an array in chunks; return the checksum of each."""
+    folder.write_zarr(name, values, CHUNK_ROWS)
+    firsts = range(0, len(values), CHUNK_ROWS)
+    return [zlib.crc32(values[first : first + CHUNK_ROWS].data) for first in firsts]
+
+
+def publish_one_cluster(engine: Engine, folder: Folder, n_points: int) -> Receipt:
+    """Publish the result that is defined for points that are all the same."""
+
+    def build(folder: Folder) -> Receipt:
+        table = np.array([(n_points, n_points, 0.0, 0.0, 0)], CLUSTER_TABLE)
+        folder.write_array("clusters", table)
+        checksums = {
+            "labels": _write(folder, "labels", np.zeros(n_points, np.int32)),
+            "provenance": _write(folder, "provenance", np.zeros(n_points, np.int16)),
+        }
+        facts = {"n_clusters": 1, "n_noise": 0, "n_skeleton": n_points}
+        return {**facts, "checksums": checksums}
+
+    return run_stage(folder, build)

@@ -1,0 +1,199 @@
+"""Reassign: let the neighbours of fragments vote them into the large clusters, in this process.
+
+Streams the rows of the fragments in density order, once a round, and keeps as many of them as its
+cache takes. Reads the skeletons and the fragments' rows; writes `labels` (final, one a point),
+`rounds` (how each point got its label) and `clusters` (a record for each final cluster).
+Memory: 6 bytes a point (10 beyond 2**31 points), 40 for each large cluster, the cache and one
+piece of fragments; where fragments are kept as clusters, 5 more for each cluster of Expansion.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spore_dask.checkpoints import Checkpoints
+from spore_dask.clusters import NOISE, Thresholds, smallest_final_size
+from spore_dask.engine import Engine
+from spore_dask.kernels import reassign as kernel
+from spore_dask.kernels.expand import CLUSTER
+from spore_dask.params import ResolvedParams
+from spore_dask.shards import Fragments
+from spore_dask.store import Folder
+from spore_dask.tasks import Receipt, run_stage
+
+LARGE = np.dtype([("number", np.int64), *CLUSTER.descr])
+"""A cluster of Expansion with its number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReassignSpec:
+    """What reassignment is asked for."""
+
+    skeletons: Folder
+    """What Expansion has left."""
+    fragments: Fragments
+    large: NDArray[Any]
+    """LARGE records of the clusters that may be joined, by number."""
+    params: ResolvedParams
+    thresholds: Thresholds
+    cache_nbytes: int
+
+
+def reassign(engine: Engine, folder: Folder, spec: ReassignSpec) -> Receipt:
+    """Settle every point, or take up what was done before."""
+    summary = run_stage(folder, functools.partial(_build, engine, spec))
+    Checkpoints(folder).remove()
+    return summary
+
+
+def large_clusters(
+    skeletons: Folder, n_pieces: int, largest: list[int], params: ResolvedParams
+) -> NDArray[Any]:
+    """Return LARGE records of the clusters that reassignment leaves as they are."""
+    n_clusters = sum(1 for size in largest if size)
+    smallest = smallest_final_size(np.array(largest[-n_clusters:]), params)
+    found = [np.empty(0, LARGE)]
+    found += [part[part["size"] >= smallest] for part in _clusters(skeletons, n_pieces)]
+    return np.concatenate(found)
+
+
+def _clusters(skeletons: Folder, n_pieces: int) -> Iterator[NDArray[Any]]:
+    """Yield the clusters of Expansion in pieces, with their numbers."""
+    first = 0
+    for piece in range(n_pieces):
+        closed = skeletons.child("clusters").read_array(str(piece))
+        numbered = np.empty(len(closed), LARGE)
+        numbered["number"] = np.arange(first, first + len(closed))
+        for name in CLUSTER.names or ():
+            numbered[name] = closed[name]
+        first += len(closed)
+        yield numbered
+
+
+def _build(engine: Engine, spec: ReassignSpec, folder: Folder) -> Receipt:
+    vote = Vote(folder, spec)
+    with engine.here("reassign", spec.params.max_scr_rounds) as done:
+        vote.run(done)
+    large, labels, rounds = spec.large, vote.labels, vote.rounds
+    n_left = int((labels == kernel.FRAGMENT).sum())
+    if spec.params.post_reassignment_policy == "noise":
+        rounds[labels == kernel.FRAGMENT] = NOISE
+    elif n_left:
+        large = _keep_fragments(spec, labels)
+    skeletons = spec.skeletons.open_rows("skeletons")
+    for name, values in (("labels", labels), ("rounds", rounds)):
+        target = folder.create_rows(name, values.shape, values.dtype, skeletons.chunk_rows)
+        for first in range(0, len(values), skeletons.chunk_rows):
+            target.write(first, values[first : first + skeletons.chunk_rows])
+    folder.write_array("clusters", large)
+    return {"n_rounds": int(rounds.max()), "n_left": n_left, "read_nbytes": vote.read_nbytes}
+
+
+def cluster_of_points(spec: ReassignSpec, first: int, last: int) -> NDArray[Any]:
+    """Return where in `large` the clusters of the points [first, last) are, or FRAGMENT."""
+    skeletons = spec.skeletons.open_rows("skeletons").read(first, last)
+    numbers = spec.large["number"]
+    places = np.searchsorted(numbers, skeletons)
+    places[places == len(numbers)] = 0
+    places[numbers[places] != skeletons] = kernel.FRAGMENT
+    return places.astype(skeletons.dtype)
+
+
+class Vote:
+    """A reassignment under way."""
+
+    def __init__(self, folder: Folder, spec: ReassignSpec) -> None:
+        self.spec = spec
+        skeletons = spec.skeletons.open_rows("skeletons")
+        n_points = int(skeletons.starts[-1])
+        self.labels = np.empty(n_points, skeletons.dtype)
+        self.rounds = np.zeros(n_points, np.int16)
+        self.gates = kernel.Gates(
+            means=np.ascontiguousarray(spec.large["mean"]),
+            tolerances=spec.thresholds.max_z * spec.large["std"],
+            reach=spec.params.reassignment_neighbors,
+        )
+        self.read_nbytes = 0
+        self._held: dict[int, kernel.Fragments] = {}
+        self._held_nbytes = 0
+        self.checkpoints = Checkpoints(folder)
+        known = self.checkpoints.last()
+        if known is None:
+            self._round, self._range, self._n_changed = 1, 0, 0
+            for first, last in zip(skeletons.starts, skeletons.starts[1:], strict=False):
+                self.labels[first:last] = cluster_of_points(spec, int(first), int(last))
+            return
+        facts, read = known
+        self._round, self._range, self._n_changed = facts["at"]
+        self.read_nbytes = facts["read_nbytes"]
+        self.labels[:], self.rounds[:] = read("labels"), read("rounds")
+
+    def run(self, done: Callable[[], None]) -> None:
+        """Vote, round after round, until nothing changes."""
+        n_left = int((self.labels == kernel.FRAGMENT).sum())
+        while n_left and self._round <= self.spec.params.max_scr_rounds:
+            self._vote_once()
+            done()
+            if not self._n_changed:
+                break
+            n_left = int((self.labels == kernel.FRAGMENT).sum())
+            self._round, self._range, self._n_changed = self._round + 1, 0, 0
+
+    def _vote_once(self) -> None:
+        """Go through all fragments once, in density order."""
+        for i in np.flatnonzero(self.spec.fragments.counts).tolist():
+            if i < self._range:
+                continue
+            self._n_changed += int(
+                kernel.vote(self._rows(i), self.gates, self.labels, self.rounds, self._round)
+            )
+            if self.checkpoints.due():
+                facts = {
+                    "at": [self._round, i + 1, self._n_changed],
+                    "read_nbytes": self.read_nbytes,
+                }
+                self.checkpoints.save({"labels": self.labels, "rounds": self.rounds}, facts)
+
+    def _rows(self, i: int) -> kernel.Fragments:
+        """Return the fragments of a range of the order, with their rows."""
+        if i in self._held:
+            return self._held[i]
+        points, neighbors, distances = self.spec.fragments.rows(i)
+        nbytes = points.nbytes + neighbors.nbytes + distances.nbytes
+        self.read_nbytes += nbytes
+        rows = np.arange(len(points))
+        piece = kernel.Fragments(points, rows, neighbors, distances)
+        if self._held_nbytes + nbytes <= self.spec.cache_nbytes:
+            self._held[i] = piece
+            self._held_nbytes += nbytes
+        return piece
+
+
+def _keep_fragments(spec: ReassignSpec, labels: NDArray[Any]) -> NDArray[Any]:
+    """Give fragments their own clusters back; number all clusters in seed order.
+
+    Changes `labels`; returns LARGE records of all clusters that are left.
+    """
+    skeletons = spec.skeletons.open_rows("skeletons")
+    names = spec.skeletons.child("clusters").names()
+    n_clusters = sum(len(part) for part in _clusters(spec.skeletons, len(names)))
+    kept = np.zeros(n_clusters, bool)
+    kept[spec.large["number"]] = True
+    spans = list(zip(skeletons.starts.tolist(), skeletons.starts[1:].tolist(), strict=False))
+    for first, last in spans:
+        left = labels[first:last] == kernel.FRAGMENT
+        kept[skeletons.read(first, last)[left]] = True
+    number_of = np.cumsum(kept, dtype=labels.dtype) - 1
+    for first, last in spans:
+        part = labels[first:last]
+        left = part == kernel.FRAGMENT
+        part[~left] = number_of[spec.large["number"][part[~left]]]
+        part[left] = number_of[skeletons.read(first, last)[left]]
+    tables = [part[kept[part["number"]]] for part in _clusters(spec.skeletons, len(names))]
+    return np.concatenate(tables)
