@@ -25,6 +25,7 @@ from spore_dask.pilot import CELLS, EXACT, PRODUCTS, PYNNDESCENT, choose_search,
 from spore_dask.plan import FEW_COLUMNS, Options, Plan, make_plan
 from spore_dask.points import BOXES, CACHE, MEANS, Points
 from spore_dask.progress import as_consumer
+from spore_dask.shards import GraphRows
 from spore_dask.stages.approximate import ApproximateSpec, search_approximately
 from spore_dask.stages.neighbors import NeighborSpec, search_exactly
 from spore_dask.stages.partition import PartitionSpec, partition
@@ -32,7 +33,7 @@ from spore_dask.stages.scan import Scan, ScanSpec, scan
 from spore_dask.store import Folder, address, hash_of
 from spore_dask.tasks import Work, is_done, run_work
 
-FORMAT = 2
+FORMAT = 3
 """Version of what is written; another one is another run."""
 POINTER = "graph.json"
 """Names the graph that was finished last, and in its folder says what it is."""
@@ -104,6 +105,19 @@ class Graph:
     def rows(self) -> zarr.Array[Any]:
         """Zarr array (N,): the input row of each point."""
         return self._folder.open_array("rows")
+
+    @property
+    def graph_rows(self) -> GraphRows:
+        """The rows on disk, with the longer ones of points that have copies."""
+        return GraphRows(
+            folder=self._folder,
+            n_points=self.n_points,
+            k=self.k,
+            longest_k=int(self.summary["longest_k"]),
+            dtype=self.summary["dtype"],
+            shard_rows=int(self.summary["shard_rows"]),
+            n_longer=np.array(self.summary["n_longer"], np.int64),
+        )
 
     @property
     def recall(self) -> Recall:
@@ -201,9 +215,32 @@ def build_graph(
     -------
     Graph
     """
+    return build_with(
+        Options(k, knn, knn_index, recall_target, n_partitions, metric, scale, seed),
+        source,
+        out,
+        component=component,
+        memory_limit=memory_limit,
+        client=client,
+        n_workers=n_workers,
+        progress=progress,
+    )
+
+
+def build_with(
+    options: Options,
+    source: Any,
+    out: str | os.PathLike[str],
+    *,
+    component: str | None = None,
+    memory_limit: int | str | None = None,
+    client: Any = None,
+    n_workers: int | None = None,
+    progress: Any = None,
+) -> Graph:
+    """Build a graph like `build_graph`, with any options."""
     folder = Folder(address(out))
     data = find_input(source, component, folder)
-    options = Options(k, knn, knn_index, recall_target, n_partitions, metric, scale, seed)
     consumer = as_consumer(progress)
     with contextlib.ExitStack() as stack:
         if client is not None:  # its workers say what memory there is
@@ -222,6 +259,8 @@ def _build(engine: Engine, folder: Folder, plan: Plan) -> str:
     plan = dataclasses.replace(plan, data=plan.data.known(engine, plan.memory()["scan"]))
     scanned = _scan(engine, folder, plan)
     search = _choose(engine, plan, scanned)
+    if search != CELLS:
+        plan = plan.whole()
     points = _partition(engine, folder, plan, scanned, search)
     target_recall = None if search in EXACT else plan.options.recall_target
     target = folder.child("graph-" + hash_of(points.folder.name, search, target_recall))
@@ -235,6 +274,10 @@ def _build(engine: Engine, folder: Folder, plan: Plan) -> str:
         summary = {
             "n_points": plan.shape.n_points,
             "k": plan.shape.k,
+            "longest_k": plan.shape.longest_k,
+            "n_longer": found.get("n_longer", [0] * plan.shape.n_shards),
+            "shard_rows": plan.shape.shard_rows,
+            "dtype": points.dtype,
             "points": points.folder.name,
             "search": search,
             "found": found,
