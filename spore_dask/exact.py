@@ -15,7 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spore_dask.kernels import cells as tree
-from spore_dask.kernels.nearest import BUFFER_FACTOR, SHORT, Buffers, new_buffers, reset
+from spore_dask.kernels.nearest import (
+    BUFFER_FACTOR,
+    SHORT,
+    UNWANTED,
+    Buffers,
+    new_buffers,
+    reset,
+)
 from spore_dask.kernels.products import screen
 from spore_dask.threads import in_threads
 
@@ -121,13 +128,21 @@ class Others:
 
 
 def search_block(
-    cells: tree.Cells, block: Block, k: int, buffers: Buffers, others: Others | None = None
+    cells: tree.Cells,
+    block: Block,
+    k: int,
+    buffers: Buffers,
+    others: Others | None = None,
+    wanted: NDArray[np.bool_] | None = None,
 ) -> int:
     """Collect in `buffers` the k nearest others of the points of a block.
 
-    Returns the number of coordinates compared.
+    `wanted` tells which of its points to search for; all of them by default. Returns the number of
+    coordinates compared.
     """
     reset(buffers)
+    if wanted is not None:
+        buffers.limits[: len(wanted)][~wanted] = UNWANTED
     homes = block.first_home, block.last_home
     n_compared: int = tree.search_own(cells, *homes, k, buffers)
     if others is None:

@@ -25,14 +25,15 @@ from spore_dask.pilot import CELLS, EXACT, PRODUCTS, PYNNDESCENT, choose_search,
 from spore_dask.plan import FEW_COLUMNS, Options, Plan, make_plan
 from spore_dask.points import BOXES, CACHE, MEANS, Points
 from spore_dask.progress import as_consumer
+from spore_dask.shards import GraphRows
 from spore_dask.stages.approximate import ApproximateSpec, search_approximately
 from spore_dask.stages.neighbors import NeighborSpec, search_exactly
 from spore_dask.stages.partition import PartitionSpec, partition
 from spore_dask.stages.scan import Scan, ScanSpec, scan
 from spore_dask.store import Folder, address, hash_of
-from spore_dask.tasks import Work, is_done, run_work
+from spore_dask.tasks import MARKER, Work, is_done, run_work
 
-FORMAT = 2
+FORMAT = 3
 """Version of what is written; another one is another run."""
 POINTER = "graph.json"
 """Names the graph that was finished last, and in its folder says what it is."""
@@ -104,6 +105,30 @@ class Graph:
     def rows(self) -> zarr.Array[Any]:
         """Zarr array (N,): the input row of each point."""
         return self._folder.open_array("rows")
+
+    @property
+    def graph_rows(self) -> GraphRows:
+        """The rows on disk, with the longer ones of points that have copies."""
+        return GraphRows(
+            folder=self._folder,
+            n_points=self.n_points,
+            k=self.k,
+            longest_k=int(self.summary["longest_k"]),
+            dtype=self.summary["dtype"],
+            shard_rows=int(self.summary["shard_rows"]),
+            n_longer=np.array(self.summary["n_longer"], np.int64),
+        )
+
+    @property
+    def points(self) -> Points:
+        """The points on disk, in partitions."""
+        folder = Folder(self.path).child(self.summary["points"])
+        summary = folder.read_json(MARKER)
+        if summary is None:
+            raise InputError(
+                f"The points of the graph at {self.path!r} are no longer there: build it again."
+            )
+        return Points.from_summary(folder, summary)
 
     @property
     def recall(self) -> Recall:
@@ -201,9 +226,32 @@ def build_graph(
     -------
     Graph
     """
+    return build_with(
+        Options(k, knn, knn_index, recall_target, n_partitions, metric, scale, seed),
+        source,
+        out,
+        component=component,
+        memory_limit=memory_limit,
+        client=client,
+        n_workers=n_workers,
+        progress=progress,
+    )
+
+
+def build_with(
+    options: Options,
+    source: Any,
+    out: str | os.PathLike[str],
+    *,
+    component: str | None = None,
+    memory_limit: int | str | None = None,
+    client: Any = None,
+    n_workers: int | None = None,
+    progress: Any = None,
+) -> Graph:
+    """Build a graph like `build_graph`, with any options."""
     folder = Folder(address(out))
     data = find_input(source, component, folder)
-    options = Options(k, knn, knn_index, recall_target, n_partitions, metric, scale, seed)
     consumer = as_consumer(progress)
     with contextlib.ExitStack() as stack:
         if client is not None:  # its workers say what memory there is
@@ -220,40 +268,64 @@ def build_graph(
 def _build(engine: Engine, folder: Folder, plan: Plan) -> str:
     """Run the stages; return the name of the graph."""
     plan = dataclasses.replace(plan, data=plan.data.known(engine, plan.memory()["scan"]))
-    scanned = _scan(engine, folder, plan)
-    search = _choose(engine, plan, scanned)
-    points = _partition(engine, folder, plan, scanned, search)
-    target_recall = None if search in EXACT else plan.options.recall_target
-    target = folder.child("graph-" + hash_of(points.folder.name, search, target_recall))
-    if search in EXACT:
-        found = search_exactly(engine, target, _neighbor_spec(plan, points, search))
-        recall = Recall(certified=1.0, sampled=1.0, error=0.0)
-    else:
-        found = search_approximately(engine, target, _approximate_spec(plan, points, search))
-        recall = Recall(certified=0.0, sampled=found["recall"], error=found["error"])
+    scanned = scan_source(engine, folder, plan)
+    search = choose_index(engine, plan, scanned)
+    graph = search_graph(engine, folder, plan if search == CELLS else plan.whole(), scanned, search)
+    folder.write_json(POINTER, {"name": graph.name})
+    warn_if_short(graph.recall, plan.options.recall_target)
+    return graph.name
+
+
+def points_folder(folder: Folder, plan: Plan, scanned: Scan, search: str) -> Folder:
+    """Return where the points for a way to search are."""
+    kind, shape = (BOXES if search in EXACT else MEANS), plan.shape
+    known = scanned.folder.name, scanned.checksum, kind, shape.n_partitions, shape.longest_k
+    return folder.child("points-" + hash_of(*known))
+
+
+def graph_folder(folder: Folder, plan: Plan, scanned: Scan, search: str) -> Folder:
+    """Return where a graph is."""
+    target = None if search in EXACT else plan.options.recall_target
+    points = points_folder(folder, plan, scanned, search).name
+    return folder.child("graph-" + hash_of(points, search, plan.shape.k, target))
+
+
+def search_graph(engine: Engine, folder: Folder, plan: Plan, scanned: Scan, search: str) -> Graph:
+    """Share out the points and search for their neighbours, unless that is done."""
+    target = graph_folder(folder, plan, scanned, search)
     if target.read_json(POINTER) is None:
+        points = _partition(engine, folder, plan, scanned, search)
+        if search in EXACT:
+            found = search_exactly(engine, target, _neighbor_spec(plan, points, search))
+            recall = Recall(certified=1.0, sampled=1.0, error=0.0)
+        else:
+            found = search_approximately(engine, target, _approximate_spec(plan, points, search))
+            recall = Recall(certified=0.0, sampled=found["recall"], error=found["error"])
         summary = {
             "n_points": plan.shape.n_points,
             "k": plan.shape.k,
+            "longest_k": plan.shape.longest_k,
+            "n_longer": found.get("n_longer", [0] * plan.shape.n_shards),
+            "shard_rows": plan.shape.shard_rows,
+            "dtype": points.dtype,
             "points": points.folder.name,
+            "scan": scanned.folder.name,
             "search": search,
             "found": found,
             "recall": dataclasses.asdict(recall),
             "peak_nbytes": engine.peaks(),
         }
         target.write_json(POINTER, summary)
-    folder.write_json(POINTER, {"name": target.name})
-    _warn_if_short(recall, plan.options.recall_target)
-    return target.name
+    return Graph(folder.url, target.name)
 
 
-def _warn_if_short(recall: Recall, target: float) -> None:
+def warn_if_short(recall: Recall, target: float) -> None:
     """Say so where a graph has less than was asked for."""
     if recall.sampled < target:
         warnings.warn(
             f"The graph has {recall}, but recall_target is {target:g}: the data is hard for an "
             "approximate search; use knn='exact', or accept what it has.",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
@@ -274,7 +346,7 @@ def _approximate_spec(plan: Plan, points: Points, search: str) -> ApproximateSpe
     )
 
 
-def _scan(engine: Engine, folder: Folder, plan: Plan) -> Scan:
+def scan_source(engine: Engine, folder: Folder, plan: Plan) -> Scan:
     """Read and check the source."""
     options, needs = plan.options, plan.memory()["scan"]
     spec = ScanSpec(
@@ -293,7 +365,7 @@ def _scan(engine: Engine, folder: Folder, plan: Plan) -> Scan:
     return scan(engine, target, spec)
 
 
-def _choose(engine: Engine, plan: Plan, scanned: Scan) -> str:
+def choose_index(engine: Engine, plan: Plan, scanned: Scan) -> str:
     """Return the way to search; where it depends on the data, a pilot on the sample tells."""
     options, shape = plan.options, plan.shape
     if options.knn_index == "pynndescent":
@@ -325,8 +397,7 @@ def _partition(engine: Engine, folder: Folder, plan: Plan, scanned: Scan, search
         exchange_nbytes=needs["exchange"],
         gather_nbytes=needs["partition"],
     )
-    name = hash_of(scanned.folder.name, scanned.checksum, kind, plan.shape)
-    target = folder.child(f"points-{name}")
+    target = points_folder(folder, plan, scanned, search)
     if not is_done(target):
         plan.data.write(engine, needs["scan"])
     points = partition(engine, target, spec, scanned.sample())

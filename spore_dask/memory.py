@@ -33,6 +33,9 @@ LIST_MARGIN = 4
 MOST_PROBES = 128
 """Cells that a point probes at most, unless cells are too small to fill a list."""
 
+POINT_NBYTES = 64
+"""What tasks have in memory for a point beside its row: numbers, places, orders."""
+
 INTERPRETER_NBYTES = 320 << 20
 """A process with numba, Zarr and distributed loaded and kernels compiled."""
 
@@ -71,7 +74,16 @@ class Shape:
     @property
     def row_nbytes(self) -> int:
         """Bytes of a row of the graph."""
-        return (self.k + 1) * (self.itemsize + self.number_nbytes)
+        return self.entries_nbytes(self.k)
+
+    def entries_nbytes(self, k: int) -> int:
+        """Return the bytes of a row with k neighbours."""
+        return (k + 1) * (self.itemsize + self.number_nbytes)
+
+    @property
+    def longer_nbytes(self) -> int:
+        """Bytes of the longer row of a point that has copies; 0 where no row is longer."""
+        return self.entries_nbytes(self.longest_k) if self.longest_k > self.k else 0
 
     @property
     def partition_nbytes(self) -> int:
@@ -153,10 +165,31 @@ def gather_nbytes(shape: Shape) -> int:
 
 
 def neighbors_nbytes(shape: Shape) -> int:
-    """Return the projected peak of a process that searches, but for its cache of partitions."""
-    graph = 3 * shape.shard_rows * shape.row_nbytes
-    buffers = 2 * BUFFERS_NBYTES + QUERIES * (3 * shape.k + 16) * (shape.itemsize + 8)
-    return INTERPRETER_NBYTES + graph + 4 * shape.partition_nbytes + buffers
+    """Return the projected peak of a process that searches, but for its cache of partitions.
+
+    Every point of a shard may have copies; the longer rows are searched when the others are
+    written.
+    """
+    graph = shape.shard_rows * max(3 * shape.row_nbytes, 2 * shape.longer_nbytes)
+    return INTERPRETER_NBYTES + graph + _search_nbytes(shape, shape.longest_k)
+
+
+def _search_nbytes(shape: Shape, k: int) -> int:
+    """Return what a search for k neighbours has in memory beside rows: partitions and buffers."""
+    buffers = 2 * BUFFERS_NBYTES + QUERIES * (3 * k + 16) * (shape.itemsize + 8)
+    return 4 * shape.partition_nbytes + buffers
+
+
+def fragments_nbytes(shape: Shape, k: int, range_rows: int) -> int:
+    """Return the projected peak of a process that gathers fragments, but for its cache.
+
+    Every point of a shard, or of a range of `range_rows` points of the order, may be a fragment
+    with k neighbours. A shard's rows are searched in place, or cut from rows of the graph, a block
+    at a time; a range has its rows, and those that came from one shard once more.
+    """
+    row_nbytes = shape.entries_nbytes(k) + POINT_NBYTES
+    search = shape.shard_rows * row_nbytes + _search_nbytes(shape, k)
+    return INTERPRETER_NBYTES + max(search, 2 * range_rows * row_nbytes)
 
 
 def approximate_nbytes(shape: Shape) -> int:
@@ -183,10 +216,12 @@ def disk_nbytes(shape: Shape, copied_nbytes: int, may_approximate: bool) -> int:
     """Return the most that a run has on disk: points twice, or points and graph.
 
     `copied_nbytes` is what of the input has to be written first; an approximate search has its
-    lists twice, and their edges, before the graph.
+    lists twice, and their edges, before the graph. Every point may have copies, and a longer row.
     """
     points = shape.n_points * shape.point_nbytes * 21 // 20 + shape.sample_size * shape.point_nbytes
     graph = shape.n_points * (shape.row_nbytes + shape.number_nbytes)
+    if shape.longer_nbytes:
+        graph += shape.n_points * (shape.longer_nbytes + shape.number_nbytes)
     entry = shape.itemsize + shape.number_nbytes + 1
     lists = shape.n_points * (shape.k + LIST_MARGIN) * entry
     work = graph + lists if may_approximate else graph

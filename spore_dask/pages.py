@@ -7,6 +7,8 @@ those that were read first. Memory: the slots, 4 bytes a page, and one batch tha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,17 +24,16 @@ class Pages:
 
     Parameters
     ----------
-    neighbors, distances : RowFiles
+    files : two RowFiles
+        Neighbours and distances.
     width : int
         Columns of a row that count; the others are left out.
     budget_nbytes : int
         What the slots may take; there is at least one.
     """
 
-    def __init__(
-        self, neighbors: RowFiles, distances: RowFiles, width: int, budget_nbytes: int
-    ) -> None:
-        self._files = neighbors, distances
+    def __init__(self, files: Sequence[RowFiles], width: int, budget_nbytes: int) -> None:
+        self._files = neighbors, distances = files
         self.n_rows = int(neighbors.starts[-1])
         self.n_pages = -(-self.n_rows // PAGE_ROWS)
         row_nbytes = width * (neighbors.dtype.itemsize + distances.dtype.itemsize)
@@ -69,7 +70,7 @@ class Pages:
             batch = slice(first, first + self._pages_per_batch)
             self._read(missing[batch], room[batch])
 
-    def _make_room(self, n_wanted: int, kept: NDArray[np.int32]) -> NDArray[np.int64]:
+    def _make_room(self, n_wanted: int, kept: NDArray[np.integer]) -> NDArray[np.int64]:
         """Return slots to fill next, from the oldest on, none of them among the `kept`."""
         free = np.ones(self.n_slots, bool)
         free[kept] = False

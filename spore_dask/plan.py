@@ -19,6 +19,7 @@ from spore_dask.coordinates import check_options
 from spore_dask.engine import N_WORKERS
 from spore_dask.errors import InputError, ParameterError
 from spore_dask.inputs import Input
+from spore_dask.memory import Shape
 from spore_dask.params import RANGES, Params, Range, one_of
 from spore_dask.store import Folder
 from spore_dask.threads import n_threads
@@ -42,6 +43,8 @@ class Options:
     metric: str = "euclidean"
     scale: str | None = None
     seed: int = 42
+    longest_k: int | None = None
+    """Neighbours of the rows of points that have copies; k by default."""
 
     def check(self, n_points: int) -> Options:
         """Return the same with every default filled in, or raise `ParameterError`."""
@@ -52,6 +55,12 @@ class Options:
             raise ParameterError(
                 f"k is {k}, but with {n_points} points it must be in [1, {n_points - 1}]."
             )
+        longest_k = RANGES["density_neighbors"].check("longest_k", self.longest_k) or k
+        if not k <= longest_k < n_points:
+            raise ParameterError(
+                f"longest_k is {longest_k}, but with k = {k} and {n_points} points it must be in "
+                f"[{k}, {n_points - 1}]."
+            )
         index = KNN_INDEX.check("knn_index", self.knn_index)
         if index == "pynndescent" and self.knn == "exact":
             raise ParameterError(
@@ -61,6 +70,7 @@ class Options:
         return dataclasses.replace(
             self,
             k=k,
+            longest_k=longest_k,
             knn=KNN.check("knn", self.knn),
             knn_index=index or "cells",
             recall_target=RECALL.check("recall_target", self.recall_target),
@@ -74,7 +84,7 @@ class Plan:
 
     data: Input
     options: Options
-    shape: memory.Shape
+    shape: Shape
     input_shape: memory.InputShape
     memory_limit: int
     """Bytes that each process may use."""
@@ -89,7 +99,10 @@ class Plan:
         n_points, n_columns = self.data.source.shape
         copied = n_points * n_columns * np.dtype(self.data.source.dtype).itemsize
         copied = 0 if self.data.content is None else copied
-        return memory.disk_nbytes(self.shape, copied, self.may_approximate)
+        return max(
+            memory.disk_nbytes(shape, copied, self.may_approximate)
+            for shape in (self.shape, self._largest_shape)
+        )
 
     def memory(self) -> dict[str, int]:
         """Return the projected peak of a process in each stage."""
@@ -98,18 +111,38 @@ class Plan:
             "scan": memory.scan_nbytes(self.input_shape),
             "exchange": memory.exchange_nbytes(self.input_shape, self.shape),
             "partition": memory.gather_nbytes(self.shape),
-            "neighbors": memory.neighbors_nbytes(self.shape),
+            "neighbors": max(
+                memory.neighbors_nbytes(self.shape), memory.neighbors_nbytes(self._largest_shape)
+            ),
         }
         if self.may_approximate:
-            approximate = memory.approximate_nbytes(self.shape)
+            approximate = memory.approximate_nbytes(self._largest_shape)
             projected["neighbors"] = max(projected["neighbors"], approximate)
         return projected
 
     @property
+    def by_cells(self) -> bool:
+        """Whether the search is sure to be by the cells of k-d trees: few dimensions prune."""
+        return self.shape.n_columns <= FEW_COLUMNS and self.options.knn_index == "cells"
+
+    @property
     def may_approximate(self) -> bool:
-        """Whether the search may turn out to be approximate: few dimensions always prune."""
-        few = self.shape.n_columns <= FEW_COLUMNS and self.options.knn_index == "cells"
-        return self.options.knn != "exact" and not few
+        """Whether the search may turn out to be approximate."""
+        return self.options.knn != "exact" and not self.by_cells
+
+    @property
+    def _largest_shape(self) -> Shape:
+        """The sizes of the graph with the most entries that may have to be built."""
+        return self.shape if self.by_cells else self.whole().shape
+
+    def whole(self) -> Plan:
+        """Return the plan of the graph in which all rows are as long as the longest.
+
+        Only the cells of k-d trees search some points of a shard and no others.
+        """
+        return dataclasses.replace(
+            self, shape=dataclasses.replace(self.shape, k=self.shape.longest_k)
+        )
 
     @property
     def cache_nbytes(self) -> int:
@@ -172,7 +205,14 @@ def make_plan(
     dtype = np.dtype(data.source.dtype)
     options = options.check(n_points)
     itemsize = 8 if dtype.itemsize > (2 if dtype.kind in "iu" else 4) else 4
-    shape = memory.shape_of(n_points, n_columns, itemsize, options.k or 1, options.n_partitions)
+    shape = memory.shape_of(
+        n_points,
+        n_columns,
+        itemsize,
+        options.k or 1,
+        options.n_partitions,
+        options.longest_k,
+    )
     row_nbytes = n_columns * dtype.itemsize
     plan = Plan(
         data,

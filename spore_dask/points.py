@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spore_dask.kernels.cells import Cells, cell_starts, n_levels
+from spore_dask.kernels.order import extent_of
 from spore_dask.kernels.probes import Part
 from spore_dask.store import Folder
 
@@ -40,6 +41,20 @@ class Points:
     """Number of the first copy of each heavy point, and the number of points."""
     leaders: NDArray[np.int64]
     """Point whose neighbours the copies of each heavy point share."""
+
+    @classmethod
+    def from_summary(cls, folder: Folder, summary: dict[str, Any]) -> Points:
+        """Return what a finished partitioning says of its points."""
+        return cls(
+            folder=folder,
+            kind=summary["kind"],
+            n_points=summary["n_points"],
+            n_columns=summary["n_columns"],
+            dtype=summary["dtype"],
+            firsts=np.array(summary["firsts"]),
+            copy_starts=np.array(summary["copy_starts"]),
+            leaders=np.array(summary["leaders"], np.int64),
+        )
 
     @property
     def n_partitions(self) -> int:
@@ -67,6 +82,12 @@ class Points:
         """Return the corners of the box of each partition."""
         low, high = self.folder.read_array("boxes")
         return low, high
+
+    def extent(self) -> float:
+        """Return the Euclidean norm of the ranges of the columns."""
+        low, high = self.boxes()
+        full = self.sizes() > 0
+        return extent_of(low[full].min(axis=0), high[full].max(axis=0))
 
     def cells(self, partition: int) -> Cells:
         """Return a partition in the cells of a k-d tree."""

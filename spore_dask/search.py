@@ -149,7 +149,8 @@ def write_rows(
     distances: NDArray[np.floating],
 ) -> None:
     """Write what the queries have found, in input rows; every row must be full."""
-    if finish(buffers, 0, rows, k, True, neighbors, distances) < len(rows):
+    queries = np.arange(len(rows))
+    if finish(buffers, queries, rows, k, True, neighbors, distances) < len(rows):
         raise RuntimeError("a row of the neighbour graph is not full")
 
 

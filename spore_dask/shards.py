@@ -29,9 +29,14 @@ class Shard:
     """Input row of each point."""
 
     @property
+    def entries(self) -> Entries:
+        """The rows, without the places of their points in the input."""
+        return Entries(self.neighbors, self.distances)
+
+    @property
     def k(self) -> int:
         """Neighbours of each point."""
-        return int(self.neighbors.shape[1]) - 1
+        return self.entries.k
 
     @property
     def last(self) -> int:
@@ -63,16 +68,33 @@ def new_shard(shape: Shape, dtype: Any, number: int) -> Shard:
 
 def empty_shard(first: int, n_rows: int, shape: Shape, dtype: Any) -> Shard:
     """Allocate the rows of some points, with the points themselves filled in."""
-    numbers = number_dtype(shape.n_points)
-    shard = Shard(
-        first,
-        np.empty((n_rows, shape.k + 1), numbers),
-        np.empty((n_rows, shape.k + 1), dtype),
-        np.empty(n_rows, numbers),
+    numbers = np.arange(first, first + n_rows)
+    entries = new_entries(numbers, shape.n_points, shape.k, dtype)
+    return Shard(first, *entries, np.empty(n_rows, number_dtype(shape.n_points)))
+
+
+class Entries(NamedTuple):
+    """The entries of the rows of some points: each point itself, then its neighbours."""
+
+    neighbors: NDArray[Any]
+    """(rows, k + 1)"""
+    distances: NDArray[np.floating]
+
+    @property
+    def k(self) -> int:
+        """Neighbours of each point."""
+        return int(self.neighbors.shape[1]) - 1
+
+
+def new_entries(numbers: NDArray[np.integer], n_points: int, k: int, dtype: Any) -> Entries:
+    """Allocate rows for some of the points of a graph, with the points themselves filled in."""
+    entries = Entries(
+        np.empty((len(numbers), k + 1), number_dtype(n_points)),
+        np.empty((len(numbers), k + 1), dtype),
     )
-    shard.neighbors[:, 0] = np.arange(first, first + n_rows)
-    shard.distances[:, 0] = 0
-    return shard
+    entries.neighbors[:, 0] = numbers
+    entries.distances[:, 0] = 0
+    return entries
 
 
 ARRAYS = ("neighbors", "distances", "rows")
@@ -149,3 +171,40 @@ class GraphRows:
         last = int(self.n_longer[: shard + 1].sum())
         first = last - int(self.n_longer[shard])
         return Longer(*(self.longer_array(name).read(first, last) for name in Longer._fields))
+
+
+@dataclasses.dataclass(frozen=True)
+class Fragments:
+    """The rows of fragments on disk, in the order of density. Small enough for every task."""
+
+    folder: Folder
+    n_points: int
+    """Points of the graph."""
+    k: int
+    """Neighbours of each row."""
+    dtype: str
+    """Type of the distances."""
+    counts: NDArray[np.int64]
+    """Fragments of each range of the order."""
+
+    @property
+    def n_fragments(self) -> int:
+        """Number of fragments."""
+        return int(self.counts.sum())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all the rows, with the numbers of their points."""
+        number_nbytes = number_dtype(self.n_points).itemsize
+        entry_nbytes = number_nbytes + np.dtype(self.dtype).itemsize
+        return self.n_fragments * (number_nbytes + (self.k + 1) * entry_nbytes)
+
+    def rows(self, i: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.floating]]:
+        """Return the fragments of a range in order, their neighbours and the distances."""
+        if self.counts[i] == 0:
+            numbers = np.empty(0, number_dtype(self.n_points))
+            return numbers, *new_entries(numbers, self.n_points, self.k, self.dtype)
+        points, neighbors, distances = (
+            self.folder.read_array(f"{i}.{name}") for name in ("points", *Entries._fields)
+        )
+        return points, neighbors, distances

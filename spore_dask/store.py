@@ -154,7 +154,11 @@ class Folder:
         """Write a Zarr array for users: compressed, in chunks of rows; what was there goes."""
         chunks = (max(1, min(chunk_rows, len(array))), *array.shape[1:])
         zarr.create_array(
-            self.child(name).url, shape=array.shape, dtype=array.dtype, chunks=chunks, overwrite=True
+            self.child(name).url,
+            shape=array.shape,
+            dtype=array.dtype,
+            chunks=chunks,
+            overwrite=True,
         )[...] = array
 
     def write_array(self, name: str, array: NDArray[Any]) -> None:

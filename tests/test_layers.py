@@ -13,9 +13,12 @@ LAYERS = [
     {"coordinates", "exact", "partitions", "probing", "clusters"},
     {"store", "engine", "pilot", "approximate"},
     {"tasks", "points", "shards", "orders", "pages", "checkpoints"},
+    {"searching", "runs"},
     {"inputs", "stages", "search", "clustering"},
-    {"plan", "estimator"},
+    {"plan"},
     {"graph"},
+    {"fitting"},
+    {"estimator"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -179,7 +179,8 @@ def search_own(cells, first_home, last_home, k, buffers):
     first_home, last_home : int
     k : int
     buffers : Buffers
-        For the points of the home cells, in order; empty before the call.
+        For the points of the home cells, in order; empty before the call. Points whose limit is
+        `UNWANTED` are not searched.
 
     Returns the number of coordinates compared, the measure of how well the bounds prune.
     """
@@ -188,6 +189,8 @@ def search_own(cells, first_home, last_home, k, buffers):
     for home in range(first_home, last_home):
         query = cells.starts[home] - cells.starts[first_home]
         size = cells.starts[home + 1] - cells.starts[home]
+        if largest_limit(buffers, query, size) < 0:
+            continue
         first, last = _window(cells, home, k)
         for cell in range(first, last):
             n_compared += _visit(cells, home, query, cells, cell, cell == home, k, buffers, squared)
@@ -211,6 +214,8 @@ def search_other(own, first_home, last_home, cells, k, buffers):
         query = own.starts[home] - own.starts[first_home]
         size = own.starts[home + 1] - own.starts[home]
         limit = largest_limit(buffers, query, size)
+        if limit < 0:
+            continue
         n_found = _cells_within(own, home, cells, limit, 0, 0, found, bounds)
         for i in np.argsort(bounds[:n_found]):
             if bounds[i] > largest_limit(buffers, query, size):
@@ -223,14 +228,20 @@ def search_other(own, first_home, last_home, cells, k, buffers):
 
 @kernel
 def nearest_to_homes(own, first_home, last_home, low, high, buffers):
-    """Return whether a box is within the limits of some home cell, and the least bound to one."""
+    """Return whether a box is within the limits of some home cell, and the least bound to one.
+
+    Home cells without a point that is searched do not count.
+    """
     leaves = own.starts.size - 2
     least, within = np.inf, False
     for home in range(first_home, last_home):
         query = own.starts[home] - own.starts[first_home]
         size = own.starts[home + 1] - own.starts[home]
+        limit = largest_limit(buffers, query, size)
+        if limit < 0:
+            continue
         bound = _box_bound(own.low, own.high, leaves + home, low, high, 0)
-        within |= bound <= largest_limit(buffers, query, size)
+        within |= bound <= limit
         least = min(least, np.float64(bound))
     return within, least
 
@@ -323,7 +334,7 @@ def _visit(own, home, first_query, cells, cell, is_home, k, buffers, squared):
     for i in range(own_size):
         query, place = first_query + i, own_first * n_columns + i
         limit = limits[query]
-        if _point_bound(own_columns, place, own_size, low, high, node) > limit:
+        if limit < 0 or _point_bound(own_columns, place, own_size, low, high, node) > limit:
             continue
         n_summed, n_within = _measure(
             own_columns, place, own_size, columns, first, size, n_columns, limit, squared

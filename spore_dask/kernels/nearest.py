@@ -19,6 +19,8 @@ from spore_dask.kernels.compiling import kernel, part
 
 BUFFER_FACTOR = 3
 SHORT = 16
+UNWANTED = -1
+"""Limit of a query that is not to be searched: every bound is beyond it."""
 
 
 class Buffers(NamedTuple):
@@ -110,15 +112,15 @@ def largest_limit(buffers, first_query, n_queries):
 
 
 @kernel
-def finish(buffers, first_query, places, k, by_row, neighbors, distances):
+def finish(buffers, queries, places, k, by_row, neighbors, distances):
     """Write the k nearest of some queries, in order, behind the first entry of their rows.
 
     Parameters
     ----------
     buffers : Buffers
-    first_query : int
+    queries : integer array
     places : integer array
-        Where in `neighbors` and `distances` the queries from the first one on are written.
+        Where in `neighbors` and `distances` each of the queries is written.
     k : int
     by_row : bool
         Whether neighbours are named by input row or by point number.
@@ -129,7 +131,7 @@ def finish(buffers, first_query, places, k, by_row, neighbors, distances):
     capacity, near, rows, points, counts = buffers[:5]
     n_written = 0
     for i in range(places.size):
-        query, place = first_query + i, places[i]
+        query, place = queries[i], places[i]
         if counts[query] < k:
             continue
         if counts[query] > k:

@@ -29,7 +29,11 @@ def densities(distances, density_neighbors, extent):
 
 def extent(points: NDArray[np.floating]) -> float:
     """Return the Euclidean norm of the ranges of the columns, in float64."""
-    low, high = column_limits(points)
+    return extent_of(*column_limits(points))
+
+
+def extent_of(low: NDArray[np.floating], high: NDArray[np.floating]) -> float:
+    """Return the same for the least and the largest value of each column."""
     ranges = high.astype(np.float64) - low.astype(np.float64)
     total = 0.0
     for column_range in ranges:

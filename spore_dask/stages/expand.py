@@ -84,9 +84,9 @@ class Expansion:
         self.settings["n_steps"] = STEPS_PER_CALL
         budgets = _share_out(graph, spec.cache_nbytes)
         files = [graph.array(name) for name in ("neighbors", "distances")]
-        self.pages = Pages(*files, min(graph.k + 1, width), budgets[0])
+        self.pages = Pages(files, min(graph.k + 1, width), budgets[0])
         longer = [graph.longer_array(name) for name in ("points", "neighbors", "distances")]
-        self.longer_pages = Pages(*longer[1:], min(graph.longest_k + 1, width), budgets[1])
+        self.longer_pages = Pages(longer[1:], min(graph.longest_k + 1, width), budgets[1])
         points = longer[0].read(0, self.longer_pages.n_rows)
         self.longer = kernel.Longer(points, self.longer_pages.slots)
         self.growth = kernel.Growth(

@@ -1,10 +1,11 @@
 """Neighbors: find the k nearest others of every point, one shard of the graph a task.
 
 A task searches for the points of its shard, reading other partitions as their boxes come within
-reach, and writes its rows finished, once. Reads the points; writes `neighbors`, `distances` and
-`rows`, each shard by one task.
-Memory: one shard of the graph twice, the partitions that it overlaps, the cache of others, and the
-buffers of one block.
+reach, and writes its rows finished, once; then, where longer rows are asked for, those of its
+points that have copies. Reads the points; writes `neighbors`, `distances` and `rows`, each shard by
+one task, and `longer/`.
+Memory: one shard of the graph twice, or its longer rows, the partitions that it overlaps, the cache
+of others, and the buffers of one block.
 """
 
 from __future__ import annotations
@@ -17,19 +18,21 @@ from numpy.typing import NDArray
 
 from spore_dask import memory
 from spore_dask.engine import Engine
-from spore_dask.exact import (
-    Centred,
-    Others,
-    block_buffers,
-    blocks,
-    centre,
-    compare_block,
-    search_block,
-)
+from spore_dask.exact import Centred, centre, compare_block
 from spore_dask.kernels.cells import points_of
-from spore_dask.kernels.nearest import Buffers, finish, new_buffers
+from spore_dask.kernels.nearest import new_buffers
 from spore_dask.points import CACHE, Points
-from spore_dask.shards import Shard, create_graph, empty_shard, new_shard, write_shard
+from spore_dask.searching import fill_rows, search_points, share_with_copies
+from spore_dask.shards import (
+    Entries,
+    Longer,
+    Shard,
+    create_graph,
+    new_entries,
+    new_shard,
+    write_longer,
+    write_shard,
+)
 from spore_dask.store import Folder
 from spore_dask.tasks import Receipt, Work, run_stage, run_work
 
@@ -62,41 +65,84 @@ def _build(engine: Engine, spec: NeighborSpec, folder: Folder) -> Receipt:
     receipts = run_work(engine, folder, work)
     return {
         "n_rows": sum(r["n_rows"] for r in receipts),
+        "n_longer": [r["n_longer"] for r in receipts],
         "coordinates_compared": sum(r["n_compared"] for r in receipts),
     }
 
 
 def _search_shard(spec: NeighborSpec, folder: Folder, number: int) -> Receipt:
-    """Search for the points of one shard, and write its rows."""
+    """Search for the points of one shard, and write their rows, then the longer ones."""
     CACHE.budget_nbytes = spec.cache_nbytes
-    search = _by_products if spec.by_products else _by_boxes
+    head, copied = _search_rows(spec, folder, number)
+    if spec.shape.longest_k == spec.shape.k or not len(copied):
+        return head | {"n_longer": 0}
+    longer = _search_longer(spec, folder, number, copied)
+    return {
+        "n_rows": head["n_rows"],
+        "n_longer": len(copied),
+        "n_compared": head["n_compared"] + longer["n_compared"],
+        "checksums": head["checksums"] | longer["checksums"],
+    }
+
+
+def _search_rows(
+    spec: NeighborSpec, folder: Folder, number: int
+) -> tuple[Receipt, NDArray[np.int64]]:
+    """Write the rows of a shard; return its receipt, and the points that have copies."""
     shard = new_shard(spec.shape, spec.points.dtype, number)
-    n_compared = 0
-    for p, first, last in spec.points.overlapping(shard.first, shard.last):
-        cells = spec.points.cells(p)
-        n_compared += search(spec.points, p, first, last, shard)
+    numbers = np.arange(shard.first, shard.last)
+    search = _by_products if spec.by_products else search_points
+    n_compared = search(spec.points, numbers, shard.entries)
+    _fill_input_rows(spec.points, shard)
+    receipt = {
+        "n_rows": len(shard.rows),
+        "n_compared": int(n_compared),
+        "checksums": write_shard(folder, shard),
+    }
+    return receipt, numbers[shard.distances[:, 1] <= 0]
+
+
+def _fill_input_rows(points: Points, shard: Shard) -> None:
+    """Fill in which input row each point of a shard is."""
+    for p, first, last in points.overlapping(shard.first, shard.last):
+        cells = points.cells(p)
         shard.rows[cells.first + first - shard.first :][: last - first] = cells.rows[first:last]
-    for leader, copies in spec.points.copies_in(shard.first, shard.last):
-        shard.share(copies, _search_one(spec, leader), spec.points.copy_rows(*copies))
-    checksums = write_shard(folder, shard)
-    return {"n_rows": len(shard.rows), "n_compared": int(n_compared), "checksums": checksums}
+    first_copy = max(shard.first, int(points.firsts[-1]))
+    if first_copy < shard.last:
+        shard.rows[first_copy - shard.first :] = points.copy_rows(first_copy, shard.last)
 
 
-def _by_boxes(points: Points, p: int, first: int, last: int, shard: Shard) -> int:
-    """Fill the rows of the points [first, last) of a partition; return coordinates compared."""
-    cells, k = points.cells(p), shard.k
-    buffers = block_buffers(cells, k)
-    others = _others(points, p)
+def _search_longer(
+    spec: NeighborSpec, folder: Folder, number: int, copied: NDArray[np.int64]
+) -> Receipt:
+    """Write the longer rows of the points of a shard that have copies."""
+    points, shape = spec.points, spec.shape
+    entries = new_entries(copied, shape.n_points, shape.longest_k, points.dtype)
+    n_compared = search_points(points, copied, entries)
+    longer = Longer(copied.astype(entries.neighbors.dtype), *entries)
+    return {"n_compared": int(n_compared), "checksums": write_longer(folder, number, longer)}
+
+
+def _by_products(points: Points, numbers: NDArray[np.int64], into: Entries) -> int:
+    """Fill the rows of points with consecutive numbers by comparing them with all points.
+
+    Returns the number of coordinates compared.
+    """
+    first, last = int(numbers[0]), int(numbers[-1]) + 1
     n_compared = 0
-    for block in blocks(cells, k, first, last):
-        n_compared += search_block(cells, block, k, buffers, others)
-        low, high = max(first, block.first), min(last, block.last)
-        _finish(buffers, low - block.first, np.arange(low, high) + cells.first, shard)
-    return n_compared
+    for p, low, high in points.overlapping(first, last):
+        n_compared += _compare_with_all(points, p, low, high, into, first)
+    copies = slice(max(0, int(points.firsts[-1]) - first), None)
+    return n_compared + share_with_copies(points, numbers[copies], into, numbers[copies] - first)
 
 
-def _by_products(points: Points, p: int, first: int, last: int, shard: Shard) -> int:
-    """Do the same by comparing with all points."""
+def _compare_with_all(
+    points: Points, p: int, first: int, last: int, into: Entries, first_row: int
+) -> int:
+    """Fill the rows of the points [first, last) of a partition, in rows from `first_row` on.
+
+    Returns the number of coordinates compared.
+    """
     low, high = points.boxes()
     full = points.sizes() > 0
     low, high = low[full].min(axis=0), high[full].max(axis=0)
@@ -109,16 +155,17 @@ def _by_products(points: Points, p: int, first: int, last: int, shard: Shard) ->
             slice(i, i + QUERIES_PER_PRODUCT) for i in range(0, len(numbers), QUERIES_PER_PRODUCT)
         ]
         buffers = [
-            new_buffers(len(numbers[part]), shard.k, own.points.dtype, own.rows.dtype)
+            new_buffers(len(numbers[part]), into.k, own.points.dtype, own.rows.dtype)
             for part in parts
         ]
         for other in np.flatnonzero(full).tolist():
             others = _centred(points, other, center)
             for part, buffer in zip(parts, buffers, strict=True):
                 queries = own.part(part.start, part.stop)
-                compare_block(queries, numbers[part], others, shard.k, buffer)
+                compare_block(queries, numbers[part], others, into.k, buffer)
         for part, buffer in zip(parts, buffers, strict=True):
-            _finish(buffer, 0, numbers[part].astype(np.int64), shard)
+            places = numbers[part].astype(np.int64) - first_row
+            fill_rows(buffer, np.arange(len(places)), into, places)
     return (last - first) * n_points * points.n_columns
 
 
@@ -126,33 +173,3 @@ def _centred(points: Points, p: int, center: NDArray[np.floating]) -> Centred:
     """Return the points of a partition, ready for products."""
     cells = points.cells(p)
     return centre(points_of(cells), cells.rows, cells.first, center)
-
-
-def _others(points: Points, own: int) -> Others:
-    """Return the partitions beside one's own that are not empty."""
-    low, high = points.boxes()
-    numbers = np.flatnonzero(points.sizes() > 0)
-    numbers = numbers[numbers != own]
-    return Others(low[numbers], high[numbers], numbers, points.cells)
-
-
-def _finish(buffers: Buffers, first_query: int, numbers: NDArray[np.int64], shard: Shard) -> None:
-    """Write the nearest of some queries, points `numbers`, into a shard; rows must be full."""
-    places = numbers - shard.first
-    into = shard.neighbors, shard.distances
-    if finish(buffers, first_query, places, shard.k, False, *into) < len(places):
-        raise RuntimeError("a row of the neighbour graph is not full")
-
-
-def _search_one(spec: NeighborSpec, number: int) -> Shard:
-    """Return the row of one point."""
-    points, k = spec.points, spec.shape.k
-    p = points.partition_of(number)
-    cells = points.cells(p)
-    place = number - cells.first
-    block = next(blocks(cells, k, place, place + 1))
-    buffers = block_buffers(cells, k)
-    search_block(cells, block, k, buffers, _others(points, p))
-    one = empty_shard(number, 1, spec.shape, points.dtype)
-    _finish(buffers, place - block.first, np.array([number]), one)
-    return one

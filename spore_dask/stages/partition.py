@@ -67,16 +67,7 @@ def partition(
     """Share out the points among partitions, or take up what was done before."""
     build = functools.partial(_build, engine, spec, sample)
     summary = run_stage(folder, build)
-    return Points(
-        folder=folder,
-        kind=spec.kind,
-        n_points=spec.shape.n_points,
-        n_columns=spec.shape.n_columns,
-        dtype=spec.transform.dtype.str,
-        firsts=np.array(summary["firsts"]),
-        copy_starts=np.array(summary["copy_starts"]),
-        leaders=np.array(summary["leaders"], np.int64),
-    )
+    return Points.from_summary(folder, summary)
 
 
 def _build(
@@ -105,6 +96,10 @@ def _build(
     folder.write_array("boxes", boxes)
     folder.remove("buckets")
     return {
+        "kind": spec.kind,
+        "n_points": spec.shape.n_points,
+        "n_columns": spec.shape.n_columns,
+        "dtype": spec.transform.dtype.str,
         "firsts": numbering.firsts.tolist(),
         "copy_starts": numbering.copy_starts.tolist(),
         "leaders": [leaders[h] for h in range(len(heavy))],

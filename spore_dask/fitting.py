@@ -1,0 +1,452 @@
+"""`fit`: the whole run, from an array of any size to labels.
+
+Reads a source, or an earlier graph; writes a run's folder: see `runs`. Each stage is named by a
+hash of what it depends on, so that the same call continues, and another configuration shares what
+it can and writes the rest beside. Memory of this process: 16 bytes a point and a cache of rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import os
+import tempfile
+from typing import Any
+
+import numpy as np
+import zarr
+from dask.utils import parse_bytes
+
+from spore_dask.clustering import cluster_rows
+from spore_dask.clusters import Thresholds, thresholds_of
+from spore_dask.engine import Engine, open_engine
+from spore_dask.errors import InputError, ParameterError
+from spore_dask.graph import (
+    FORMAT,
+    Graph,
+    choose_index,
+    graph_folder,
+    scan_source,
+    search_graph,
+    warn_if_short,
+)
+from spore_dask.inputs import Input, find_input
+from spore_dask.params import Params, ResolvedParams
+from spore_dask.pilot import CELLS
+from spore_dask.plan import Options, Plan, make_plan
+from spore_dask.points import CACHE
+from spore_dask.progress import as_consumer
+from spore_dask.runs import KEEP, POINTER, RESULT, SUMMARY, Run, as_run, clean, run_ids
+from spore_dask.search import neighbor_rows
+from spore_dask.shards import Fragments
+from spore_dask.stages.density import Density, DensitySpec, rank_points, reach_percentiles
+from spore_dask.stages.expand import ExpandSpec, expand
+from spore_dask.stages.fragments import FragmentSpec, gather_fragments
+from spore_dask.stages.publish import PublishSpec, publish, publish_one_cluster
+from spore_dask.stages.reassign import ReassignSpec, large_clusters, reassign
+from spore_dask.stages.scan import Scan
+from spore_dask.stages.seeds import order_seeds
+from spore_dask.store import Folder, address, address_of, hash_of
+from spore_dask.tasks import MARKER, Receipt, Work, is_done, run_work
+
+MOST_FRAGMENTS = 1 / 3
+"""Share of fragments from which on all rows are searched with K neighbours at once."""
+PILOT_POINTS = 20_000
+"""Points that are clustered to tell the share of fragments."""
+
+
+def fit(
+    source: Any,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    graph: Graph | Run | str | os.PathLike[str] | None = None,
+    resume: bool = True,
+    component: str | None = None,
+    knn: str = "auto",
+    knn_index: str | None = None,
+    recall_target: float = 0.97,
+    n_partitions: int | None = None,
+    metric: str = "euclidean",
+    scale: str | None = None,
+    memory_limit: int | str | None = None,
+    cache_limit: int | str | None = None,
+    client: Any = None,
+    n_workers: int | None = None,
+    seed: int = 42,
+    progress: Any = None,
+    keep: str = "predict",
+    **params: Any,
+) -> Run:
+    """Cluster data of any size.
+
+    Parameters
+    ----------
+    source : path, URL, zarr.Array, dask array or numpy array (N, D)
+    out : path or URL, optional
+        Folder of the run. Default: beside the source (`x.zarr` to `x.spore`); for data in memory
+        a temporary folder that goes with the `Run`. The same call again continues what was begun,
+        or finds it done; other parameters share what they can, and old results stay.
+    graph : Graph, Run or path, optional
+        An earlier graph of the same source, or a run that has one: nothing is searched again.
+    resume : bool
+        Whether to take up what an earlier call with the same arguments has left.
+    component, knn, knn_index, recall_target, n_partitions, metric, scale, memory_limit, client, \
+n_workers, seed, progress
+        As in `build_graph`.
+    cache_limit : int or str, optional
+        What the coordinator's cache of neighbour rows may take. Default: what `memory_limit`
+        leaves.
+    keep : {"predict", "labels", "all"}
+        What stays on disk: what predictions and fits with other parameters start from, only the
+        result, or every stage.
+    **params
+        The fields of `Params`.
+
+    Returns
+    -------
+    Run
+    """
+    KEEP.check("keep", keep)
+    asked = Params.from_keywords({**params, "seed": seed})
+    options = Options(None, knn, knn_index, recall_target, n_partitions, metric, scale, seed)
+    if out is None:
+        out = place_beside(source, component)
+    temporary = tempfile.TemporaryDirectory(prefix="spore_dask-") if out is None else None
+    folder = Folder(address(temporary.name if temporary else out or ""))
+    data = find_input(source, component, folder)
+    known = None if graph is None else _as_graph(graph)
+    job = Job(folder, data, options, asked, known, keep, cache_limit)
+    if not resume:
+        job.result.remove(SUMMARY)
+    run = job.finished() or _run(job, resume, memory_limit, client, n_workers, progress)
+    run._temporary = temporary
+    return run
+
+
+def place_beside(source: Any, component: str | None = None) -> str | None:
+    """Return where the run of a source goes by default; None for data in memory."""
+    if isinstance(source, zarr.Array):
+        source = address_of(source)
+    if not isinstance(source, str | os.PathLike):
+        return None
+    return address(source).rstrip("/").removesuffix(".zarr") + ".spore"
+
+
+def _as_graph(graph: Any) -> Graph:
+    """Return the graph that a user means."""
+    if isinstance(graph, Graph):
+        return graph
+    if isinstance(graph, Run) or run_ids(Folder(address(graph))):
+        run = as_run(graph)
+        stage = run.summary["stages"].get("graph", {})
+        return Graph(run.summary["graph_path"], stage.get("name"))
+    return Graph(graph)
+
+
+def _run(
+    job: Job, resume: bool, memory_limit: Any, client: Any, n_workers: int | None, progress: Any
+) -> Run:
+    """Open an engine, and do the job."""
+    consumer = as_consumer(progress)
+    with contextlib.ExitStack() as stack:
+        if client is not None:  # its workers say what memory there is
+            engine = stack.enter_context(open_engine(client, n_workers, None, consumer))
+            memory_limit = memory_limit or engine.memory_limit
+        plan = job.plan(memory_limit, n_workers)
+        if client is None:
+            limit = plan.memory_limit
+            engine = stack.enter_context(open_engine(None, n_workers, limit, consumer))
+        stack.callback(CACHE.clear)
+        return Fit(engine, job, plan, resume).run()
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What a fit is asked for."""
+
+    folder: Folder
+    data: Input
+    options: Options
+    params: Params
+    graph: Graph | None
+    keep: str
+    cache_limit: int | str | None = None
+
+    @functools.cached_property
+    def resolved(self) -> ResolvedParams:
+        """The counts that the parameters come to."""
+        return self.params.resolve(self.data.source.shape[0])
+
+    @property
+    def head_k(self) -> int:
+        """Neighbours that every point needs; only fragments and copies need K."""
+        return max(self.resolved.density_neighbors, self.resolved.expansion_neighbors)
+
+    @property
+    def id(self) -> str:
+        """A name for the result: a hash of all that it depends on."""
+        source = dataclasses.asdict(self.data.source)
+        graph = self.graph and (self.graph.path, self.graph.name)
+        params = dataclasses.asdict(self.params)
+        return hash_of(FORMAT, source, dataclasses.asdict(self.options), params, graph)
+
+    @property
+    def result(self) -> Folder:
+        """Where the result goes."""
+        return self.folder.child(RESULT + self.id)
+
+    def finished(self) -> Run | None:
+        """Return the run if it is complete; refuse it if the source has changed since."""
+        summary = self.result.read_json(SUMMARY)
+        if summary is None:
+            return None
+        if summary["fingerprint"] != self.data.source.fingerprint():
+            raise InputError(
+                f"The data at {self.data.source.url!r} has changed since the run "
+                f"at {self.folder.url!r} was made from it: give another `out`, or remove this one."
+            )
+        self.folder.write_json(POINTER, {"id": self.id})
+        return Run(self.folder.url, self.id)
+
+    def plan(self, memory_limit: Any, n_workers: int | None) -> Plan:
+        """Plan the run; raise a sentence where it cannot work."""
+        options = dataclasses.replace(self.options, k=self.head_k, longest_k=self.resolved.k)
+        return make_plan(self.data, self.folder, options, memory_limit, n_workers, self.cache_nbytes)
+
+    @property
+    def cache_nbytes(self) -> int | None:
+        """The coordinator's cache in bytes, if it is limited."""
+        if self.cache_limit is None:
+            return None
+        try:
+            nbytes = int(parse_bytes(self.cache_limit))
+        except (ValueError, AttributeError, TypeError):
+            nbytes = -1
+        if nbytes < 0:
+            raise ParameterError(
+                f"cache_limit is {self.cache_limit!r}, but it must be a number of bytes or a text "
+                "such as '100MB'."
+            )
+        return nbytes
+
+
+class Fit:
+    """A fit under way."""
+
+    def __init__(self, engine: Engine, job: Job, plan: Plan, resume: bool) -> None:
+        self.engine = engine
+        self.job = job
+        self.plan = plan
+        self.resume = resume
+        self.stages: dict[str, dict[str, Any]] = {}
+
+    def run(self) -> Run:
+        """Run the stages, one after another."""
+        graph = self._graph()
+        extent = graph.points.extent()
+        if extent <= 0:
+            thresholds = Thresholds(0.0, 0.0, 0.0, 0.0, 0.0)
+            n_points = self.job.resolved.n_points
+            published = publish_one_cluster(self.engine, self.job.result, n_points)
+        else:
+            density = self._density(graph, extent)
+            thresholds = self._thresholds(density, extent)
+            published = self._cluster(graph, density, thresholds)
+        return self._finish(graph, thresholds, published)
+
+    def _stage(self, name: str, *depends_on: Any) -> Folder:
+        """Return the folder of a stage, named by what it depends on."""
+        folder = self.job.folder.child(f"{name}-{hash_of(FORMAT, *depends_on)}")
+        if not self.resume:
+            folder.remove(MARKER)
+            folder.remove()
+        self.stages[name] = {"name": folder.name}
+        return folder
+
+    def _graph(self) -> Graph:
+        """Return the graph to cluster: the one given, or one that is built now."""
+        if self.job.graph is not None:
+            return self._check_graph(self.job.graph)
+        job, plan, engine = self.job, self.plan, self.engine
+        plan = dataclasses.replace(plan, data=plan.data.known(engine, plan.memory()["scan"]))
+        self.job = job = dataclasses.replace(job, data=plan.data)
+        scanned = scan_source(engine, job.folder, plan)
+        search = choose_index(engine, plan, scanned)
+        if search != CELLS or not self._few_fragments(plan, scanned, search):
+            plan = plan.whole()
+        graph = search_graph(engine, job.folder, plan, scanned, search)
+        warn_if_short(graph.recall, plan.options.recall_target)
+        self.plan = plan
+        names = graph.summary["scan"], graph.summary["points"], graph.name
+        for stage, name in zip(("scan", "points", "graph"), names, strict=True):
+            self.stages[stage] = {"name": name}
+        return graph
+
+    def _check_graph(self, graph: Graph) -> Graph:
+        """Refuse a graph that does not fit the source or the parameters."""
+        needed, n_points = self.job.resolved, self.job.data.source.shape[0]
+        if graph.n_points != n_points:
+            raise InputError(
+                f"The graph at {graph.path!r} has {graph.n_points} points, but the source "
+                f"{n_points}: give the graph of this source."
+            )
+        longest_k = int(graph.summary["longest_k"])
+        if graph.k < self.job.head_k or longest_k < needed.k:
+            raise ParameterError(
+                f"The graph at {graph.path!r} has {graph.k} neighbours a row and {longest_k} for "
+                f"points with copies, but these parameters need {self.job.head_k} and "
+                f"{needed.k}: build one with k >= {needed.k}, or lower the neighbour counts or "
+                "max_connectivity."
+            )
+        return graph
+
+    def _few_fragments(self, plan: Plan, scanned: Scan, search: str) -> bool:
+        """Tell whether to search for the neighbours of fragments in a second pass."""
+        if is_done(graph_folder(self.job.folder, plan, scanned, search)):
+            return True
+        if plan.shape.k == plan.shape.longest_k or is_done(
+            graph_folder(self.job.folder, plan.whole(), scanned, search)
+        ):
+            return False
+        params = self.job.resolved
+        pilot = functools.partial(_pilot, scanned, params)
+        name = "fragments-" + hash_of(dataclasses.asdict(params))
+        work = Work(name, pilot, [PILOT_POINTS], plan.memory()["driver"])
+        share: float = run_work(self.engine, scanned.folder, work)[0]["share"]
+        return share <= MOST_FRAGMENTS
+
+    def _density(self, graph: Graph, extent: float) -> Density:
+        """Put the points in order."""
+        params = self.job.resolved
+        counts = params.density_neighbors, params.expansion_neighbors, params.k
+        spec = DensitySpec(
+            graph.points,
+            graph.graph_rows,
+            *counts,
+            extent,
+            self.plan.cache_nbytes,
+            self.plan.memory()["density"],
+        )
+        return rank_points(self.engine, self._stage("density", graph.name, *counts), spec)
+
+    def _thresholds(self, density: Density, extent: float) -> Thresholds:
+        """Measure the distances."""
+        params = self.job.resolved
+        asked = []
+        if density.reach_std > 0:
+            asked += [params.z_percentile] if params.z is None else []
+            asked += [params.max_z_percentile] if params.max_z is None else []
+        found = dict(zip(asked, reach_percentiles(self.engine, density, asked), strict=True))
+        return thresholds_of(
+            params,
+            extent,
+            (density.reach_mean, density.reach_std),
+            (density.start_mean, density.start_std),
+            lambda q: found[q],
+        )
+
+    def _cluster(self, graph: Graph, density: Density, thresholds: Thresholds) -> Receipt:
+        """Grow skeletons, reassign fragments, and publish."""
+        CACHE.clear()
+        params, rows = self.job.resolved, graph.graph_rows
+        seeds = self._seeds(graph, density)
+        depends_on = density.folder.name, seeds.folder.name, thresholds, params.min_retained
+        folder = self._stage("expand", *depends_on)
+        cache_nbytes = self.plan.coordinator_cache_nbytes
+        spec = ExpandSpec(rows, seeds, params, thresholds, cache_nbytes)
+        grown = expand(self.engine, folder, spec)
+        large = large_clusters(folder, seeds.n_ranges, grown["largest"], params)
+        fragments = self._fragments(graph, density, folder, large["number"])
+        kept = params.max_scr_rounds, params.reassignment_neighbors
+        policy = params.post_reassignment_policy
+        settled = self._stage("reassign", fragments.folder.name, thresholds, *kept, policy)
+        spec = ReassignSpec(folder, fragments, large, params, thresholds, cache_nbytes)
+        reassign(self.engine, settled, spec)
+        return publish(self.engine, self.job.result, PublishSpec(settled, rows))
+
+    def _seeds(self, graph: Graph, density: Density) -> Any:
+        """Return the order of the seeds."""
+        params = self.job.resolved
+        if params.seeding_order == "density":
+            return density.order
+        seed = params.seed if params.seeding_order == "random" else None
+        folder = self._stage("seeds", graph.name, seed)
+        return order_seeds(folder, graph.graph_rows, seed)
+
+    def _fragments(
+        self, graph: Graph, density: Density, skeletons: Folder, large: Any
+    ) -> Fragments:
+        """Return the rows of the fragments, if there is to be a vote."""
+        params, rows = self.job.resolved, graph.graph_rows
+        folder = self._stage("fragments", skeletons.name, params.k, large.tolist())
+        if params.max_scr_rounds == 0:
+            counts = np.zeros(density.order.n_ranges, np.int64)
+            return Fragments(folder, rows.n_points, params.k, rows.dtype, counts)
+        if not folder.exists("large.npy"):
+            folder.write_array("large", large)
+        spec = FragmentSpec(
+            graph.points,
+            rows,
+            self.plan.shape,
+            density.order,
+            skeletons,
+            params.k,
+            self.plan.cache_nbytes,
+            self.plan.memory()["fragments"],
+        )
+        return gather_fragments(self.engine, folder, spec)
+
+    def _finish(self, graph: Graph, thresholds: Thresholds, published: Receipt) -> Run:
+        """Write the summary, which makes the run complete."""
+        job = self.job
+        self.stages["publish"] = {"name": job.result.name}
+        for stage in self.stages.values():
+            folder = job.folder.child(stage["name"])
+            stage["nbytes"] = folder.nbytes()
+            stage |= folder.read_json(MARKER) or {}
+            stage.pop("n_longer", None)
+        summary = {
+            "n_points": job.resolved.n_points,
+            **{name: published[name] for name in ("n_clusters", "n_noise", "n_skeleton")},
+            "asked": dataclasses.asdict(job.params) | dataclasses.asdict(job.options),
+            "params": dataclasses.asdict(job.resolved),
+            "thresholds": dataclasses.asdict(thresholds),
+            "recall": dataclasses.asdict(graph.recall),
+            "graph_path": graph.path,
+            "source": job.data.source.url,
+            "fingerprint": job.data.source.fingerprint(),
+            "memory_limit": self.plan.memory_limit,
+            "peak_nbytes": self.engine.peaks(),
+            "keep": job.keep,
+            "stages": self.stages,
+        }
+        job.result.write_json(SUMMARY, summary)
+        job.folder.write_json(POINTER, {"id": job.id})
+        run = Run(job.folder.url, job.id)
+        clean(run, job.keep)
+        return run
+
+
+def _pilot(scanned: Scan, params: ResolvedParams, n_points: int) -> Receipt:
+    """Cluster some of the sample; return the share of fragments before reassignment."""
+    sample = scanned.sample()
+    sample = np.ascontiguousarray(sample[:: max(1, len(sample) // n_points)][:n_points])
+    n_points = len(sample)
+    size, most = params.min_cluster_size, n_points - 1
+    exponent = math.log(size) / math.log(params.n_points)
+    small = dataclasses.replace(
+        params,
+        n_points=n_points,
+        min_cluster_size=max(1, math.floor(n_points**exponent)),
+        density_neighbors=min(params.density_neighbors, most),
+        expansion_neighbors=min(params.expansion_neighbors, most),
+        reassignment_neighbors=min(params.reassignment_neighbors, most),
+        k=min(params.k, most),
+        max_scr_rounds=0,
+        post_reassignment_policy="noise",
+    )
+    rows = neighbor_rows(sample, small.k, "exact")
+    found = cluster_rows(rows.neighbors, rows.distances, sample, small)
+    return {"share": float((found.provenance < 0).mean())}
