@@ -9,8 +9,10 @@ if TYPE_CHECKING:
     from spore_dask.clustering import cluster_graph
     from spore_dask.errors import InputError, ParameterError, SporeError
     from spore_dask.estimator import SPORE
+    from spore_dask.fitting import fit
     from spore_dask.graph import Graph, build_graph, plan_graph
     from spore_dask.params import Params
+    from spore_dask.runs import Run, clean, open_run, verify
 
 __all__ = [
     "SPORE",
@@ -18,10 +20,15 @@ __all__ = [
     "InputError",
     "ParameterError",
     "Params",
+    "Run",
     "SporeError",
     "build_graph",
+    "clean",
     "cluster_graph",
+    "fit",
+    "open_run",
     "plan_graph",
+    "verify",
 ]
 __version__ = "0.1.0"
 
@@ -29,8 +36,10 @@ _HOMES = {
     "clustering": ["cluster_graph"],
     "errors": ["InputError", "ParameterError", "SporeError"],
     "estimator": ["SPORE"],
+    "fitting": ["fit"],
     "graph": ["Graph", "build_graph", "plan_graph"],
     "params": ["Params"],
+    "runs": ["Run", "clean", "open_run", "verify"],
 }
 
 

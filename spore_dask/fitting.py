@@ -35,10 +35,10 @@ from spore_dask.graph import (
 from spore_dask.inputs import Input, find_input
 from spore_dask.params import Params, ResolvedParams
 from spore_dask.pilot import CELLS
-from spore_dask.plan import Options, Plan, make_plan
+from spore_dask.plan import FitPlan, Options, make_plan
 from spore_dask.points import CACHE
 from spore_dask.progress import as_consumer
-from spore_dask.runs import KEEP, POINTER, RESULT, SUMMARY, Run, as_run, clean, run_ids
+from spore_dask.runs import KEEP, POINTER, RESULT, SUMMARY, Run, as_run, clean, forget, run_ids
 from spore_dask.search import neighbor_rows
 from spore_dask.shards import Fragments
 from spore_dask.stages.density import Density, DensitySpec, rank_points, reach_percentiles
@@ -100,7 +100,7 @@ n_workers, seed, progress
         leaves.
     keep : {"predict", "labels", "all"}
         What stays on disk: what predictions and fits with other parameters start from, only the
-        result, or every stage.
+        result, or every stage. What other results in `out` have kept stays.
     **params
         The fields of `Params`.
 
@@ -119,8 +119,8 @@ n_workers, seed, progress
     known = None if graph is None else _as_graph(graph)
     job = Job(folder, data, options, asked, known, keep, cache_limit)
     if not resume:
-        job.result.remove(SUMMARY)
-    run = job.finished() or _run(job, resume, memory_limit, client, n_workers, progress)
+        forget(folder, job.id)
+    run = job.finished() or _run(job, memory_limit, client, n_workers, progress)
     run._temporary = temporary
     return run
 
@@ -139,15 +139,11 @@ def _as_graph(graph: Any) -> Graph:
     if isinstance(graph, Graph):
         return graph
     if isinstance(graph, Run) or run_ids(Folder(address(graph))):
-        run = as_run(graph)
-        stage = run.summary["stages"].get("graph", {})
-        return Graph(run.summary["graph_path"], stage.get("name"))
+        return Graph(*as_run(graph).summary["graph"])
     return Graph(graph)
 
 
-def _run(
-    job: Job, resume: bool, memory_limit: Any, client: Any, n_workers: int | None, progress: Any
-) -> Run:
+def _run(job: Job, memory_limit: Any, client: Any, n_workers: int | None, progress: Any) -> Run:
     """Open an engine, and do the job."""
     consumer = as_consumer(progress)
     with contextlib.ExitStack() as stack:
@@ -159,7 +155,7 @@ def _run(
             limit = plan.memory_limit
             engine = stack.enter_context(open_engine(None, n_workers, limit, consumer))
         stack.callback(CACHE.clear)
-        return Fit(engine, job, plan, resume).run()
+        return Fit(engine, job, plan).run()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,10 +206,12 @@ class Job:
         self.folder.write_json(POINTER, {"id": self.id})
         return Run(self.folder.url, self.id)
 
-    def plan(self, memory_limit: Any, n_workers: int | None) -> Plan:
+    def plan(self, memory_limit: Any, n_workers: int | None) -> FitPlan:
         """Plan the run; raise a sentence where it cannot work."""
         options = dataclasses.replace(self.options, k=self.head_k, longest_k=self.resolved.k)
-        return make_plan(self.data, self.folder, options, memory_limit, n_workers, self.cache_nbytes)
+        cache = self.cache_nbytes
+        make = functools.partial(FitPlan, cache_limit=cache)
+        return make_plan(self.data, self.folder, options, memory_limit, n_workers, make)
 
     @property
     def cache_nbytes(self) -> int | None:
@@ -235,15 +233,18 @@ class Job:
 class Fit:
     """A fit under way."""
 
-    def __init__(self, engine: Engine, job: Job, plan: Plan, resume: bool) -> None:
+    def __init__(self, engine: Engine, job: Job, plan: FitPlan) -> None:
         self.engine = engine
-        self.job = job
-        self.plan = plan
-        self.resume = resume
+        data = job.data.known(engine, plan.memory()["scan"])
+        self.job = dataclasses.replace(job, data=data)
+        self.plan = dataclasses.replace(plan, data=data)
         self.stages: dict[str, dict[str, Any]] = {}
 
     def run(self) -> Run:
-        """Run the stages, one after another."""
+        """Run the stages, one after another, unless the result is there."""
+        finished = self.job.finished()
+        if finished is not None:
+            return finished
         graph = self._graph()
         extent = graph.points.extent()
         if extent <= 0:
@@ -259,9 +260,6 @@ class Fit:
     def _stage(self, name: str, *depends_on: Any) -> Folder:
         """Return the folder of a stage, named by what it depends on."""
         folder = self.job.folder.child(f"{name}-{hash_of(FORMAT, *depends_on)}")
-        if not self.resume:
-            folder.remove(MARKER)
-            folder.remove()
         self.stages[name] = {"name": folder.name}
         return folder
 
@@ -270,8 +268,6 @@ class Fit:
         if self.job.graph is not None:
             return self._check_graph(self.job.graph)
         job, plan, engine = self.job, self.plan, self.engine
-        plan = dataclasses.replace(plan, data=plan.data.known(engine, plan.memory()["scan"]))
-        self.job = job = dataclasses.replace(job, data=plan.data)
         scanned = scan_source(engine, job.folder, plan)
         search = choose_index(engine, plan, scanned)
         if search != CELLS or not self._few_fragments(plan, scanned, search):
@@ -302,7 +298,7 @@ class Fit:
             )
         return graph
 
-    def _few_fragments(self, plan: Plan, scanned: Scan, search: str) -> bool:
+    def _few_fragments(self, plan: FitPlan, scanned: Scan, search: str) -> bool:
         """Tell whether to search for the neighbours of fragments in a second pass."""
         if is_done(graph_folder(self.job.folder, plan, scanned, search)):
             return True
@@ -358,7 +354,7 @@ class Fit:
         spec = ExpandSpec(rows, seeds, params, thresholds, cache_nbytes)
         grown = expand(self.engine, folder, spec)
         large = large_clusters(folder, seeds.n_ranges, grown["largest"], params)
-        fragments = self._fragments(graph, density, folder, large["number"])
+        fragments = self._fragments(graph, density, folder, large)
         kept = params.max_scr_rounds, params.reassignment_neighbors
         policy = params.post_reassignment_policy
         settled = self._stage("reassign", fragments.folder.name, thresholds, *kept, policy)
@@ -380,12 +376,10 @@ class Fit:
     ) -> Fragments:
         """Return the rows of the fragments, if there is to be a vote."""
         params, rows = self.job.resolved, graph.graph_rows
-        folder = self._stage("fragments", skeletons.name, params.k, large.tolist())
+        folder = self._stage("fragments", skeletons.name, params.k, int(large["size"].min()))
         if params.max_scr_rounds == 0:
             counts = np.zeros(density.order.n_ranges, np.int64)
             return Fragments(folder, rows.n_points, params.k, rows.dtype, counts)
-        if not folder.exists("large.npy"):
-            folder.write_array("large", large)
         spec = FragmentSpec(
             graph.points,
             rows,
@@ -396,7 +390,7 @@ class Fit:
             self.plan.cache_nbytes,
             self.plan.memory()["fragments"],
         )
-        return gather_fragments(self.engine, folder, spec)
+        return gather_fragments(self.engine, folder, spec, large["number"])
 
     def _finish(self, graph: Graph, thresholds: Thresholds, published: Receipt) -> Run:
         """Write the summary, which makes the run complete."""
@@ -414,7 +408,7 @@ class Fit:
             "params": dataclasses.asdict(job.resolved),
             "thresholds": dataclasses.asdict(thresholds),
             "recall": dataclasses.asdict(graph.recall),
-            "graph_path": graph.path,
+            "graph": [graph.path, graph.name],
             "source": job.data.source.url,
             "fingerprint": job.data.source.fingerprint(),
             "memory_limit": self.plan.memory_limit,

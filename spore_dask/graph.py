@@ -169,7 +169,7 @@ def plan_graph(
     """
     folder = Folder(address(out))
     data = find_input(source, component, folder)
-    return make_plan(data, folder, Options(k, **options), memory_limit, n_workers)
+    return make_plan(data, folder, Options(k, **options), memory_limit, n_workers, Plan)
 
 
 def build_graph(
@@ -257,7 +257,7 @@ def build_with(
         if client is not None:  # its workers say what memory there is
             engine = stack.enter_context(open_engine(client, n_workers, None, consumer))
             memory_limit = memory_limit or engine.memory_limit
-        plan = make_plan(data, folder, options, memory_limit, n_workers)
+        plan = make_plan(data, folder, options, memory_limit, n_workers, Plan)
         if client is None:
             limit = plan.memory_limit
             engine = stack.enter_context(open_engine(None, n_workers, limit, consumer))

@@ -36,6 +36,12 @@ MOST_PROBES = 128
 POINT_NBYTES = 64
 """What tasks have in memory for a point beside its row: numbers, places, orders."""
 
+POINT_STATE_NBYTES = 16
+"""What the coordinator may have in memory for a point, beside its cache of rows."""
+LABEL_NBYTES = 6
+"""A label, and the round in which a point got it."""
+LEAST_CACHE_NBYTES = 8 << 20
+
 INTERPRETER_NBYTES = 320 << 20
 """A process with numba, Zarr and distributed loaded and kernels compiled."""
 
@@ -203,6 +209,16 @@ def approximate_nbytes(shape: Shape) -> int:
     points = 2 * n_points * shape.n_columns * shape.itemsize
     graph = 2 * shape.shard_rows * shape.row_nbytes
     return INTERPRETER_NBYTES + lists + points + 8 * MOST_PROBES * n_points + graph
+
+
+def coordinator_nbytes(shape: Shape) -> int:
+    """Return the projected peak of the process that grows and votes, but for its cache of rows.
+
+    Its state of every point, and the seeds, clusters or fragments of one range of the order.
+    """
+    state = shape.n_points * POINT_STATE_NBYTES * (1 if shape.n_points < 2**31 else 2)
+    piece = most_in_range(shape) * (2 * shape.entries_nbytes(shape.longest_k) + POINT_NBYTES)
+    return INTERPRETER_NBYTES + state + piece + LEAST_CACHE_NBYTES
 
 
 def driver_nbytes(data: InputShape, shape: Shape) -> int:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -197,10 +198,64 @@ class Plan:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class FitPlan(Plan):
+    """What a whole fit will need."""
+
+    cache_limit: int | None = None
+    """Bytes of neighbour rows that the coordinator may hold, if that is limited."""
+
+    def memory(self) -> dict[str, int]:
+        """Return the projected peak of a process in each stage; that of the cache is beside."""
+        shape = self._largest_shape
+        return {
+            **super().memory(),
+            "density": memory.density_nbytes(shape),
+            "expand": memory.coordinator_nbytes(shape),
+            "fragments": memory.fragments_nbytes(
+                self.shape, shape.longest_k, memory.most_in_range(shape)
+            ),
+        }
+
+    @property
+    def disk_nbytes(self) -> int:
+        """Bytes that the run has on disk at most: graph, order, labels, and all points fragments.
+
+        Rows of fragments are there twice for a while.
+        """
+        shape = self.shape
+        rows = 0 if shape.k == shape.longest_k else 2 * shape.entries_nbytes(shape.longest_k)
+        order = shape.key_nbytes + 24
+        labels = 4 * memory.LABEL_NBYTES
+        return super().disk_nbytes + shape.n_points * (labels + max(rows, order))
+
+    @property
+    def coordinator_cache_nbytes(self) -> int:
+        """Bytes of neighbour rows that the coordinator holds: most of what its limit leaves."""
+        left = max(0, self.memory_limit - self.memory()["expand"]) * 3 // 4
+        return left if self.cache_limit is None else min(left, self.cache_limit)
+
+    def _reason(self, stage: str, needed: str) -> str:
+        if stage == "expand":
+            return (
+                f"the coordinator needs {needed} for {self.shape.n_points} points "
+                f"({memory.POINT_STATE_NBYTES} bytes each): raise it"
+            )
+        return super()._reason(stage, needed)
+
+
+PlanType = TypeVar("PlanType", bound=Plan)
+
+
 def make_plan(
-    data: Input, folder: Folder, options: Options, memory_limit: Any, n_workers: int | None
-) -> Plan:
-    """Plan a graph; raise a sentence where it cannot work."""
+    data: Input,
+    folder: Folder,
+    options: Options,
+    memory_limit: Any,
+    n_workers: int | None,
+    make: Callable[..., PlanType],
+) -> PlanType:
+    """Make the plan of a graph or a fit; raise a sentence where it cannot work."""
     n_points, n_columns = data.source.shape
     dtype = np.dtype(data.source.dtype)
     options = options.check(n_points)
@@ -214,7 +269,7 @@ def make_plan(
         options.longest_k,
     )
     row_nbytes = n_columns * dtype.itemsize
-    plan = Plan(
+    plan = make(
         data,
         options,
         shape,

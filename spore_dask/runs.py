@@ -32,6 +32,7 @@ KEPT: dict[str, tuple[str, ...]] = {
     "all": ("scan", "points", "graph", "density", "seeds", "expand", "fragments", "reassign"),
 }
 """Stages whose folders stay, for each value of `keep`."""
+STAGES = ("input", *KEPT["all"])
 
 
 class DamagedError(SporeError, OSError):
@@ -173,8 +174,8 @@ def _chunks(run: Run) -> Any:
 
 def _verify_graph(run: Run) -> dict[str, int]:
     """Check the shards of the graph, if it is still there."""
-    name = run.summary["stages"].get("graph", {}).get("name", "")
-    folder = Folder(run.summary.get("graph_path") or run.path).child(name)
+    path, name = run.summary["graph"]
+    folder = Folder(path).child(name)
     receipts = folder.child("receipts-neighbors")
     names = [name for name in receipts.names() if name.endswith(".json")]
     checked = dict.fromkeys(("neighbors", "distances", "rows"), 0) if names else {}
@@ -215,16 +216,38 @@ def clean(run: Run | str | os.PathLike[str], keep: str = "labels") -> int:
     KEEP.check("keep", keep)
     run.summary["keep"] = keep
     run.result.write_json(SUMMARY, run.summary)
-    wanted: set[str] = set()
-    for id in run_ids(run.folder):
-        summary = run.folder.child(RESULT + id).read_json(SUMMARY)
-        stages = summary["stages"]
-        wanted |= {stages[s]["name"] for s in KEPT[summary["keep"]] if s in stages}
+    wanted = _wanted(run.folder, run_ids(run.folder))
     freed = 0
     for stage in run.summary["stages"].values():
-        folder = run.folder.child(stage["name"])
         if stage["name"] not in wanted and not stage["name"].startswith(RESULT):
-            freed += folder.nbytes()
-            folder.remove(MARKER)
-            folder.remove()
+            freed += _remove(run.folder.child(stage["name"]))
     return freed
+
+
+def forget(folder: Folder, id: str) -> None:
+    """Remove a result, and all stages but those that other results have kept."""
+    folder.child(RESULT + id).remove(SUMMARY)
+    _remove(folder.child(RESULT + id))
+    wanted = _wanted(folder, run_ids(folder))
+    for name in folder.names():
+        if name.split("-")[0] in STAGES and name not in wanted:
+            _remove(folder.child(name))
+
+
+def _wanted(folder: Folder, ids: list[str]) -> set[str]:
+    """Return the names of the stages that some results have kept."""
+    wanted: set[str] = set()
+    for id in ids:
+        summary = folder.child(RESULT + id).read_json(SUMMARY)
+        stages = summary["stages"]
+        wanted |= {stages[name]["name"] for name in KEPT[summary["keep"]] if name in stages}
+    return wanted
+
+
+def _remove(folder: Folder) -> int:
+    """Remove the folder of a stage, what says that it is done first; return its size."""
+    nbytes = folder.nbytes()
+    for name in ("graph.json", MARKER):
+        folder.remove(name)
+    folder.remove()
+    return nbytes

@@ -40,23 +40,29 @@ class FragmentSpec:
     shape: Shape
     order: Order
     skeletons: Folder
-    """Has `skeletons`, the cluster of each point, and `large`, ascending: the large clusters."""
+    """Has `skeletons`, the cluster of each point."""
     k: int
     """Neighbours of a fragment, at most the longest_k of the shape."""
     cache_nbytes: int
     needs_nbytes: int
 
 
-def gather_fragments(engine: Engine, folder: Folder, spec: FragmentSpec) -> Fragments:
-    """Write the rows of all fragments in density order, or take up what was done before."""
+def gather_fragments(
+    engine: Engine, folder: Folder, spec: FragmentSpec, large: NDArray[np.int64]
+) -> Fragments:
+    """Write the rows of all fragments in density order, or take up what was done before.
+
+    Fragments are the points that are in none of the `large` clusters, numbers that ascend.
+    """
     if spec.k > spec.shape.longest_k:  # partitions keep no more copies of heavy points than that
         raise ValueError(f"k is {spec.k}, but longest_k is {spec.shape.longest_k}")
-    summary = run_stage(folder, functools.partial(_build, engine, spec))
+    summary = run_stage(folder, functools.partial(_build, engine, spec, large))
     counts = np.array(summary["counts"], np.int64)
     return Fragments(folder, spec.graph.n_points, spec.k, spec.graph.dtype, counts)
 
 
-def _build(engine: Engine, spec: FragmentSpec, folder: Folder) -> Receipt:
+def _build(engine: Engine, spec: FragmentSpec, large: NDArray[np.int64], folder: Folder) -> Receipt:
+    folder.write_array("large", large)
     extract = functools.partial(_extract, spec, folder)
     shards = range(spec.graph.n_shards)
     receipts = run_work(engine, folder, Work("fragments", extract, shards, spec.needs_nbytes))
@@ -75,7 +81,7 @@ def _build(engine: Engine, spec: FragmentSpec, folder: Folder) -> Receipt:
 def _extract(spec: FragmentSpec, folder: Folder, shard: int) -> Receipt:
     """Write the rows of the fragments of a shard, sorted by range and number."""
     CACHE.budget_nbytes = spec.cache_nbytes
-    numbers = _fragments_of(spec, shard)
+    numbers = _fragments_of(spec, folder, shard)
     ranges = spec.order.ranges_of(shard)[numbers - spec.graph.span(shard)[0]]
     order = np.argsort(ranges, kind="stable")
     places = np.empty_like(order)
@@ -94,11 +100,11 @@ def _extract(spec: FragmentSpec, folder: Folder, shard: int) -> Receipt:
     return {"counts": counts.tolist(), "n_compared": int(n_compared)}
 
 
-def _fragments_of(spec: FragmentSpec, shard: int) -> NDArray[np.int64]:
+def _fragments_of(spec: FragmentSpec, folder: Folder, shard: int) -> NDArray[np.int64]:
     """Return the points of a shard that are not in a large cluster, ascending."""
     first, last = spec.graph.span(shard)
     clusters = spec.skeletons.open_rows("skeletons").read(first, last)
-    large = spec.skeletons.read_array("large")
+    large = folder.read_array("large")
     return first + np.flatnonzero(~np.isin(clusters, large))
 
 

@@ -1,0 +1,519 @@
+"""`fit` against the plain algorithm: data, chunks, workers, caches, kills, resumes, what is kept."""
+
+import contextlib
+import functools
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import dask.array as da
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import spore_dask
+from spore_dask import (
+    SPORE,
+    Graph,
+    InputError,
+    ParameterError,
+    Params,
+    SporeError,
+    build_graph,
+    checkpoints,
+    clean,
+    cluster_graph,
+    fit,
+    fitting,
+    open_run,
+    verify,
+)
+from spore_dask.datasets import blobs_and_shapes
+from spore_dask.search import neighbor_rows
+from spore_dask.stages import expand as expansion
+from tests import naive
+from tests.strategies import configs, point_sets
+
+CONFIGS = [
+    {},
+    {"min_cluster_size": 40, "max_z_percentile": 90},
+    {"seeding_order": "random", "post_reassignment_policy": "none"},
+    {"seeding_order": "none", "max_scr_rounds": 0},
+    {"retention_rate": 0.5, "z_percentile": 20},
+    {"min_cluster_size": 1},
+]
+
+
+def write_zarr(path, x, chunk_rows=1000, **options):
+    array = zarr.create_array(
+        str(path), shape=x.shape, dtype=x.dtype, chunks=(chunk_rows, x.shape[1]), **options
+    )
+    array[...] = x
+    return str(path)
+
+
+@functools.cache
+def town(n_points=20_000, n_columns=3):
+    """Points of varied density, with one large and many small groups of copies."""
+    x, _ = blobs_and_shapes(n_points, n_columns, seed=3, dtype=np.float32)
+    rng = np.random.default_rng(4)
+    x[rng.random(n_points) < 0.05] = x[17]
+    x[n_points // 2 :: 40] = x[rng.integers(0, 400, len(x[n_points // 2 :: 40]))]
+    return x
+
+
+@functools.cache
+def town_graph():
+    rows = neighbor_rows(town(), max(Params(**c).resolve(len(town())).k for c in CONFIGS), "exact")
+    return rows.neighbors, rows.distances
+
+
+@functools.cache
+def town_labels(number=0):
+    return cluster_graph(*town_graph(), town(), **CONFIGS[number])
+
+
+def labels_of(run):
+    return np.asarray(run.labels[...])
+
+
+def assert_labels(run, labels):
+    np.testing.assert_array_equal(labels_of(run), labels)
+
+
+def stage_ends(events):
+    return [event.stage for event in events if event.kind == "stage-end" and event.n_done]
+
+
+class TestLabels:
+    @given(points=point_sets(), config=configs(), data=st.data())
+    @settings(max_examples=60)
+    def test_equal_the_plain_algorithm(self, tmp_path_factory, points, config, data):
+        folder = tmp_path_factory.mktemp("fit")
+        source = write_zarr(folder / "x.zarr", points, data.draw(st.integers(1, len(points))))
+        options = {
+            "n_partitions": data.draw(st.integers(1, 6)),
+            "cache_limit": data.draw(st.sampled_from([0, 300, 10**6])),
+            "knn": "exact",
+            "n_workers": 0,
+        }
+        with contextlib.suppress(RuntimeWarning):
+            run = fit(source, folder / "out", **options, **config)
+        assert_labels(run, naive.cluster(points, **config))
+        model = SPORE(knn="exact", **config).fit(points)
+        np.testing.assert_array_equal(run.provenance[...], model.provenance_)
+        np.testing.assert_array_equal(run.clusters, model.clusters_)
+        assert run.thresholds == model.thresholds_
+        assert verify(run)["labels"] == 4 * len(points)
+
+    @pytest.mark.parametrize("number", range(len(CONFIGS)))
+    def test_equal_cluster_graph(self, tmp_path, number):
+        run = fit(town(), tmp_path / "out", n_workers=0, **CONFIGS[number])
+        assert_labels(run, town_labels(number))
+
+    @pytest.mark.parametrize("pilot", [0.0, 1.0], ids=["fragments apart", "all rows long"])
+    @pytest.mark.parametrize("cache_limit", [0, 20_000, "1MB", None])
+    def test_do_not_depend_on_the_cache_or_the_pilot(
+        self, tmp_path, monkeypatch, cache_limit, pilot
+    ):
+        monkeypatch.setattr(fitting, "_pilot", lambda *_: {"share": pilot})
+        run = fit(town(), tmp_path / "out", n_workers=0, cache_limit=cache_limit)
+        assert_labels(run, town_labels())
+        resolved = Params().resolve(len(town()))
+        graph = Graph(*run.summary["graph"])
+        assert graph.k == (resolved.k if pilot else resolved.expansion_neighbors)
+        stages = run.summary["stages"]
+        assert stages["expand"]["cache_nbytes"] <= (10**6 if cache_limit else 10**10)
+        assert stages["expand"]["read_nbytes"] >= stages["expand"]["graph_nbytes"]
+        if cache_limit is None:
+            assert stages["expand"]["read_nbytes"] == stages["expand"]["graph_nbytes"]
+
+    @pytest.mark.parametrize(
+        ("chunk_rows", "n_partitions"), [(20_000, None), (7_001, 1), (999, 9), (20_000, 23)]
+    )
+    def test_do_not_depend_on_chunks_or_partitions(self, tmp_path, chunk_rows, n_partitions):
+        source = write_zarr(tmp_path / "x.zarr", town(), chunk_rows)
+        run = fit(source, n_partitions=n_partitions, n_workers=0)
+        assert run.path == str(tmp_path / "x.spore")
+        assert_labels(run, town_labels())
+
+    @pytest.mark.parametrize("n_workers", [1, 2, 3])
+    def test_do_not_depend_on_workers(self, tmp_path, n_workers):
+        run = fit(town(), tmp_path / "out", n_workers=n_workers, n_partitions=7)
+        assert_labels(run, town_labels())
+        assert len(run.summary["peak_nbytes"]) == 1 + n_workers
+
+    def test_follow_a_permutation_of_the_rows(self, tmp_path):
+        x = np.random.default_rng(0).random((5000, 3)) ** 2
+        labels = labels_of(fit(x, tmp_path / "a", n_workers=0))
+        rows = np.random.default_rng(1).permutation(len(x))
+        assert_labels(fit(x[rows], tmp_path / "b", n_workers=0), labels[rows])
+        np.testing.assert_array_equal(SPORE(knn="exact").fit(x).labels_, labels)
+
+    def test_with_an_approximate_graph_are_those_of_that_graph(self, tmp_path):
+        x = np.random.default_rng(0).random((6000, 40)).astype(np.float32)
+        x[:300] += 3
+        run = fit(x, tmp_path / "out", knn="approximate", n_workers=0, n_partitions=3)
+        graph = Graph(*run.summary["graph"])
+        assert graph.recall.certified == 0
+        assert run.summary["recall"]["sampled"] == graph.recall.sampled > 0.9
+        assert_labels(run, cluster_graph(*graph.to_memory(), x))
+
+    def test_of_golden_datasets(self, tmp_path, golden):
+        source = write_zarr(tmp_path / "x.zarr", golden["X"], 100)
+        for config, labels in zip(golden["configs"], golden["labels"], strict=True):
+            run = fit(source, knn="exact", n_workers=0, n_partitions=4, **config["params"])
+            assert_labels(run, labels)
+
+    def test_of_points_that_are_all_the_same(self, tmp_path):
+        run = fit(np.ones((500, 2)), tmp_path / "out", n_workers=0)
+        assert run.n_clusters == 1
+        assert (labels_of(run) == 0).all()
+        assert verify(run)
+
+
+class TestSources:
+    def test_data_in_memory_has_a_folder_that_goes_with_the_run(self):
+        run = fit(town()[:3000], n_workers=0)
+        path = Path(run.path)
+        assert path.exists()
+        labels = labels_of(run)
+        del run
+        gc.collect()
+        assert not path.exists()
+        np.testing.assert_array_equal(labels, SPORE(knn="exact").fit(town()[:3000]).labels_)
+
+    def test_dask_arrays(self, tmp_path):
+        x = town()[:3000]
+        run = fit(da.from_array(x, chunks=(700, 3)), tmp_path / "out", n_workers=0)
+        assert_labels(run, SPORE(knn="exact").fit(x).labels_)
+        again = fit(da.from_array(x, chunks=(700, 3)), tmp_path / "out", n_workers=0)
+        assert again.id == run.id
+
+    def test_an_array_in_a_group(self, tmp_path):
+        x = town()[:3000]
+        group = zarr.open_group(str(tmp_path / "adata.zarr"), mode="w")
+        group.create_array("obsm/X_pca", shape=x.shape, dtype=x.dtype, chunks=(300, 3))[...] = x
+        run = fit(tmp_path / "adata.zarr", component="obsm/X_pca", n_workers=0)
+        assert run.path == str(tmp_path / "adata.spore")
+        assert_labels(run, SPORE(knn="exact").fit(x).labels_)
+        run = fit(group["obsm/X_pca"], tmp_path / "out", n_workers=0)
+        assert_labels(run, SPORE(knn="exact").fit(x).labels_)
+
+    def test_changed_data_under_a_finished_run_is_refused(self, tmp_path):
+        source = write_zarr(tmp_path / "x.zarr", town()[:3000])
+        fit(source, n_workers=0)
+        zarr.open_array(source, mode="r+")[0] = 7
+        with pytest.raises(InputError, match=r"x.zarr' has changed since .* give another `out`"):
+            fit(source, n_workers=0)
+        with pytest.raises(InputError, match="has changed"):
+            fit(source, n_workers=0, z_percentile=20)
+
+    def test_appended_rows_under_a_finished_run_are_refused(self, tmp_path):
+        source = write_zarr(tmp_path / "x.zarr", town()[:3000])
+        fit(source, n_workers=0)
+        zarr.open_array(source, mode="r+").resize((3500, 3))
+        with pytest.raises(InputError, match="has changed"):
+            fit(source, n_workers=0)
+
+
+class TestSharing:
+    def test_two_configurations_share_what_they_can(self, tmp_path):
+        source = write_zarr(tmp_path / "x.zarr", town())
+        first = fit(source, n_workers=0)
+        events = []
+        second = fit(source, n_workers=0, z_percentile=20, progress=events.append)
+        again = set(stage_ends(events))
+        assert "expand" in again
+        assert not again & {"scan", "exchange", "partition", "neighbors", "density", "order"}
+        assert_labels(open_run(first.path, first.id), town_labels())
+        expected = cluster_graph(*town_graph(), town(), z_percentile=20)
+        assert_labels(open_run(first.path), expected)
+        assert second.id != first.id
+        assert (labels_of(second) != labels_of(first)).any()
+        events.clear()
+        assert_labels(fit(source, n_workers=0, progress=events.append), town_labels())
+        assert events == []
+        assert open_run(first.path).id == first.id
+
+    def test_a_change_of_reassignment_keeps_the_skeletons(self, tmp_path):
+        source = write_zarr(tmp_path / "x.zarr", town())
+        fit(source, n_workers=0, keep="all")
+        events = []
+        run = fit(source, n_workers=0, max_scr_rounds=2, progress=events.append)
+        assert stage_ends(events) == ["reassign", "publish"]
+        assert_labels(run, cluster_graph(*town_graph(), town(), max_scr_rounds=2))
+
+    def test_an_earlier_graph_is_used(self, tmp_path):
+        k = Params().resolve(len(town())).k
+        graph = build_graph(town(), tmp_path / "graph", k + 5, n_workers=0)
+        for given, out in ((graph, "a"), (tmp_path / "graph", "b")):
+            events = []
+            run = fit(town(), tmp_path / out, graph=given, n_workers=0, progress=events.append)
+            assert "neighbors" not in stage_ends(events)
+            assert "scan" not in stage_ends(events)
+            assert_labels(run, town_labels())
+        again = fit(town(), tmp_path / "c", graph=run, n_workers=0, z_percentile=20)
+        assert_labels(again, cluster_graph(*town_graph(), town(), z_percentile=20))
+        assert verify(again)["neighbors"] > 0
+
+    def test_a_graph_that_does_not_suffice_is_refused(self, tmp_path):
+        graph = build_graph(town(), tmp_path / "graph", 5, n_workers=0)
+        needed = Params().resolve(len(town()))
+        words = f"has 5 neighbours .* need {needed.expansion_neighbors} and {needed.k}: build one"
+        with pytest.raises(ParameterError, match=words):
+            fit(town(), tmp_path / "out", graph=graph, n_workers=0)
+        with pytest.raises(InputError, match="has 20000 points, but the source 100"):
+            fit(town()[:100], tmp_path / "out", graph=graph, n_workers=0)
+
+    def test_a_fresh_start(self, tmp_path):
+        source = write_zarr(tmp_path / "x.zarr", town()[:3000])
+        first = fit(source, n_workers=0)
+        other = fit(source, n_workers=0, z_percentile=20, keep="labels")
+        events = []
+        again = fit(source, n_workers=0, resume=False, progress=events.append)
+        assert {"scan", "neighbors", "expand", "publish"} <= set(stage_ends(events))
+        assert again.id == first.id
+        assert verify(again)
+        assert verify(other)
+
+
+class TestKeeping:
+    def test_clean_frees_what_it_says(self, tmp_path):
+        source = write_zarr(tmp_path / "x.zarr", town()[:5000])
+        run = fit(source, n_workers=0, keep="all")
+
+        def used():
+            return sum(path.stat().st_size for path in Path(run.path).rglob("*") if path.is_file())
+
+        def kinds():
+            return {path.name.split("-")[0] for path in Path(run.path).iterdir() if path.is_dir()}
+
+        stages = {"scan", "points", "graph", "density", "expand", "fragments", "reassign"}
+        assert kinds() == stages | {"result"}
+        for keep, left in (("predict", stages - {"expand", "fragments"}), ("labels", set())):
+            before = used()
+            freed = clean(run, keep=keep)
+            assert 0 < freed == pytest.approx(before - used(), abs=100)
+            assert kinds() == left | {"result"}
+            assert verify(open_run(run.path))
+
+    def test_what_another_result_has_kept_stays(self, tmp_path):
+        source = write_zarr(tmp_path / "x.zarr", town()[:5000])
+        first = fit(source, n_workers=0)
+        fit(source, n_workers=0, z_percentile=20, keep="labels")
+        events = []
+        fit(source, n_workers=0, z_percentile=30, progress=events.append)
+        assert "neighbors" not in stage_ends(events)
+        assert verify(first)["neighbors"] > 0
+        with pytest.raises(ParameterError, match="keep is 'nothing'"):
+            clean(first, keep="nothing")
+
+    def test_labels_only(self, tmp_path):
+        source = write_zarr(tmp_path / "x.zarr", town()[:5000])
+        run = fit(source, n_workers=0, keep="labels")
+        assert {path.name for path in Path(run.path).iterdir()} >= {run.result.name, "run.json"}
+        assert not list(Path(run.path).glob("graph-*"))
+        events = []
+        assert fit(source, n_workers=0, keep="labels", progress=events.append).id == run.id
+        assert events == []
+        with pytest.raises(InputError, match="no finished graph"):
+            fit(source, n_workers=0, graph=run)
+
+
+class TestVerify:
+    def test_damage_is_found(self, tmp_path):
+        source = write_zarr(tmp_path / "x.zarr", town()[:5000])
+        run = fit(source, n_workers=0)
+        sizes = verify(run.path)
+        assert sizes["labels"] == 20_000
+        assert sizes["provenance"] == 10_000
+        labels = zarr.open_array(str(Path(run.result.url) / "labels"), mode="r+")
+        first = labels[0]
+        labels[0] = first + 1
+        with pytest.raises(SporeError, match="chunk 0 of 'labels' does not have its checksum"):
+            verify(run)
+        labels[0] = first
+        verify(run)
+        (shard, *_) = Path(*run.summary["graph"]).glob("distances/c/0/0")
+        content = bytearray(shard.read_bytes())
+        content[1000] ^= 1
+        shard.write_bytes(content)
+        with pytest.raises(SporeError, match="shard 0 of the graph's 'distances'"):
+            verify(run)
+
+    def test_there_is_nothing(self, tmp_path):
+        with pytest.raises(InputError, match=r"no finished run .*\(finished there: none\)"):
+            open_run(tmp_path)
+        with pytest.raises(InputError, match="no finished run abc"):
+            open_run(tmp_path, "abc")
+
+
+DRIVER = """
+import os, signal, sys
+import numpy as np
+from spore_dask import checkpoints, fit
+from spore_dask.stages import expand
+checkpoints.EVERY_SECONDS = 0
+expand.STEPS_PER_CALL = 500
+kind, stage, n_done = sys.argv[3], sys.argv[4], int(sys.argv[5])
+def die(event):
+    if (event.kind, event.stage) == (kind, stage) and event.n_done >= n_done:
+        os.kill(os.getpid(), signal.SIGKILL)
+fit(sys.argv[1], sys.argv[2], n_workers=0, n_partitions=6, cache_limit="200kB", keep="all",
+    progress=die)
+"""
+STAGES = [
+    ("scan", 0), ("exchange", 0), ("partition", 3), ("neighbors", 3), ("density", 2),
+    ("ranges", 2), ("order", 2), ("expand", 1), ("expand", 3), ("fragments", 2), ("gather", 2),
+    ("reassign", 1), ("publish", 3),
+]  # fmt: skip
+
+
+class TestKills:
+    @pytest.mark.parametrize(("stage", "n_done"), STAGES)
+    def test_a_killed_driver_continues(self, tmp_path, stage, n_done):
+        source = write_zarr(tmp_path / "x.zarr", town(), 5000)
+        command = [sys.executable, "-c", DRIVER, source, str(tmp_path / "out")]
+        done = subprocess.run(
+            [*command, "task-done" if n_done else "stage-start", stage, str(n_done)]
+        )
+        assert done.returncode == -9
+        markers = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/done.json")}
+        events = []
+        run = fit(
+            source,
+            tmp_path / "out",
+            n_workers=0,
+            n_partitions=6,
+            cache_limit="200kB",
+            keep="all",
+            progress=events.append,
+        )
+        assert_labels(run, town_labels())
+        verify(run)
+        assert markers == {path: path.stat().st_mtime_ns for path in markers}
+        if n_done and stage not in ("expand", "reassign", "publish"):
+            tasks = [
+                event for event in events if event.kind == "task-done" and event.stage == stage
+            ]
+            assert len(tasks) <= 6 - n_done
+        assert not list((tmp_path / "out").rglob("*.partial*"))
+        assert not list((tmp_path / "out").rglob("checkpoint*"))
+
+    def test_expansion_goes_on_from_its_checkpoint(self, tmp_path, monkeypatch):
+        """Interrupt at every checkpoint: each call gets a little further, and not from the start."""
+        source = write_zarr(tmp_path / "x.zarr", town(), 5000)
+        monkeypatch.setattr(checkpoints, "EVERY_SECONDS", 0)
+        monkeypatch.setattr(expansion, "STEPS_PER_CALL", 3000)
+        save = checkpoints.Checkpoints.save
+        n_kills = 0
+
+        def stop(self, arrays, facts):
+            nonlocal n_kills
+            save(self, arrays, facts)
+            n_kills += 1
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(checkpoints.Checkpoints, "save", stop)
+        while True:
+            try:
+                run = fit(source, tmp_path / "out", n_workers=0, keep="all", n_partitions=2)
+                break
+            except KeyboardInterrupt:
+                assert n_kills < 100
+        assert n_kills >= 6
+        assert_labels(run, town_labels())
+        expand = run.summary["stages"]["expand"]
+        assert expand["read_nbytes"] <= (n_kills + 1) * expand["graph_nbytes"]
+
+    def test_a_kill_before_any_document_is_written_is_survived(self, tmp_path, monkeypatch):
+        x = town()[:4000]
+        expected = SPORE(knn="exact").fit(x).labels_
+        from spore_dask.store import Folder
+
+        write, seen = Folder.write_bytes, set()
+
+        def stop(folder, name, *content):
+            if name.endswith(".json") and (folder.url, name) not in seen:
+                seen.add((folder.url, name))
+                raise KeyboardInterrupt
+            write(folder, name, *content)
+
+        monkeypatch.setattr(Folder, "write_bytes", stop)
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):
+                run = fit(x, tmp_path / "out", n_workers=0, n_partitions=2)
+                break
+            assert len(seen) < 200
+        assert len(seen) > 20
+        assert_labels(run, expected)
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"keep": "some"}, "keep is 'some', but it must be one of"),
+            ({"cache_limit": "much"}, "cache_limit is 'much', but it must be a number of bytes"),
+            ({"memory_limit": "10MB"}, "memory_limit is 9.54 MiB a process, but"),
+            ({"neighbours": 3}, "There is no parameter 'neighbours'"),
+            ({"z_percentile": 101}, "z_percentile is 101"),
+            ({"knn": "some"}, "knn is 'some'"),
+        ],
+    )
+    def test_are_one_sentence_before_anything_is_written(self, tmp_path, options, words):
+        with pytest.raises(ParameterError, match=words) as caught:
+            fit(town()[:100], tmp_path / "out", n_workers=0, **options)
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "out").exists()
+
+    def test_too_many_points_for_the_coordinator(self, tmp_path):
+        big = zarr.create_array(
+            str(tmp_path / "big.zarr"), shape=(10**9, 2), dtype="f4", chunks=(10**5, 2)
+        )
+        with pytest.raises(
+            ParameterError, match=r"coordinator needs .* \(16 bytes each\): raise it"
+        ):
+            fit(big, tmp_path / "out", memory_limit="2GiB", n_workers=0)
+
+
+def test_the_summary_says_what_happened(tmp_path):
+    source = write_zarr(tmp_path / "x.zarr", town())
+    run = fit(source, n_workers=0, z_percentile=40)
+    summary = json.loads(Path(run.result.url, "summary.json").read_text())
+    assert summary["asked"]["z_percentile"] == 40
+    assert summary["params"]["k"] == Params().resolve(len(town())).k
+    assert summary["recall"] == {"certified": 1.0, "sampled": 1.0, "error": 0.0}
+    for stage in ("scan", "points", "graph", "density", "expand", "fragments", "reassign"):
+        assert summary["stages"][stage]["seconds"] >= 0
+        assert summary["stages"][stage]["nbytes"] > 0
+    assert list(summary["peak_nbytes"].values())[0] > 50 << 20
+    assert summary["n_noise"] == (labels_of(run) == -1).sum()
+    assert "clusters" in repr(run)
+
+
+def test_peak_memory_is_within_the_projection(tmp_path):
+    x, _ = blobs_and_shapes(400_000, 4, dtype=np.float32)
+    source = write_zarr(tmp_path / "x.zarr", x, 100_000)
+    code = (
+        "import sys, json; from spore_dask import fit, fitting\n"
+        "run = fit(sys.argv[1], n_workers=1, memory_limit='600MiB')\n"
+        "print(json.dumps(run.summary['peak_nbytes']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, source], check=True, capture_output=True)
+    peaks = json.loads(done.stdout.splitlines()[-1])
+    assert len(peaks) == 2
+    assert max(peaks.values()) <= 600 << 20
+
+
+def test_public_names():
+    for name in ("fit", "open_run", "verify", "clean", "Run"):
+        assert name in spore_dask.__all__
+        assert getattr(spore_dask, name).__doc__
+    assert os.path.basename(spore_dask.__file__) == "__init__.py"
