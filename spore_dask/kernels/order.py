@@ -47,8 +47,9 @@ def total_order(
     `rows` has the row of each point, by default its place. Only ties look at the coordinates, so
     that the common case is one sort of N numbers.
     """
-    order = np.argsort(-density)
-    ranked = density[order]
+    falling = -density
+    order = np.argsort(falling)
+    ranked = falling.take(order)
     new_value = np.empty(len(order), bool)
     new_value[:1] = True
     np.not_equal(ranked[1:], ranked[:-1], out=new_value[1:])
