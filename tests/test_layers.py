@@ -10,16 +10,16 @@ LAYERS = [
     {"errors"},
     {"params", "datasets", "threads", "memory"},
     {"progress", "kernels"},
-    {"coordinates", "exact", "partitions", "probing"},
+    {"coordinates", "exact", "partitions", "percentiles", "probing"},
     {"store", "engine", "pilot", "approximate"},
-    {"tasks", "points", "shards"},
+    {"tasks", "points", "shards", "orders"},
     {"inputs", "stages", "search", "clustering"},
     {"plan", "estimator"},
     {"graph"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-PURE = ["errors", "params", "memory", "kernels", "exact", "partitions", "pilot"]
+PURE = ["errors", "params", "memory", "kernels", "exact", "partitions", "percentiles", "pilot"]
 
 
 def modules():
