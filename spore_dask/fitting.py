@@ -351,15 +351,15 @@ class Fit:
         depends_on = density.folder.name, seeds.folder.name, thresholds, params.min_retained
         folder = self._stage("expand", *depends_on)
         cache_nbytes = self.plan.coordinator_cache_nbytes
-        spec = ExpandSpec(rows, seeds, params, thresholds, cache_nbytes)
-        grown = expand(self.engine, folder, spec)
+        growing = ExpandSpec(rows, seeds, params, thresholds, cache_nbytes)
+        grown = expand(self.engine, folder, growing)
         large = large_clusters(folder, seeds.n_ranges, grown["largest"], params)
         fragments = self._fragments(graph, density, folder, large)
         kept = params.max_scr_rounds, params.reassignment_neighbors
         policy = params.post_reassignment_policy
         settled = self._stage("reassign", fragments.folder.name, thresholds, *kept, policy)
-        spec = ReassignSpec(folder, fragments, large, params, thresholds, cache_nbytes)
-        reassign(self.engine, settled, spec)
+        voting = ReassignSpec(folder, fragments, large, params, thresholds, cache_nbytes)
+        reassign(self.engine, settled, voting)
         return publish(self.engine, self.job.result, PublishSpec(settled, rows))
 
     def _seeds(self, graph: Graph, density: Density) -> Any:

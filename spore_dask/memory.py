@@ -33,6 +33,11 @@ LIST_MARGIN = 4
 MOST_PROBES = 128
 """Cells that a point probes at most, unless cells are too small to fill a list."""
 
+KEYS_PER_RANGE = 256
+LEAST_KEYS = 16
+"""Keys drawn for each range of the total order; fewer where all of them would be too large."""
+SORT_NBYTES = 64
+"""What sorting takes for each point, beside the keys."""
 POINT_NBYTES = 64
 """What tasks have in memory for a point beside its row: numbers, places, orders."""
 
@@ -90,6 +95,11 @@ class Shape:
     def longer_nbytes(self) -> int:
         """Bytes of the longer row of a point that has copies; 0 where no row is longer."""
         return self.entries_nbytes(self.longest_k) if self.longest_k > self.k else 0
+
+    @property
+    def key_nbytes(self) -> int:
+        """Bytes of a point's key in the total order: density, row, number and coordinates."""
+        return 8 + self.number_nbytes + self.point_nbytes
 
     @property
     def partition_nbytes(self) -> int:
@@ -209,6 +219,40 @@ def approximate_nbytes(shape: Shape) -> int:
     points = 2 * n_points * shape.n_columns * shape.itemsize
     graph = 2 * shape.shard_rows * shape.row_nbytes
     return INTERPRETER_NBYTES + lists + points + 8 * MOST_PROBES * n_points + graph
+
+
+def keys_per_range(n_ranges: int, key_nbytes: int) -> int:
+    """Return how many keys are drawn for each range of the total order."""
+    return max(LEAST_KEYS, min(KEYS_PER_RANGE, SAMPLE_NBYTES // (n_ranges * key_nbytes)))
+
+
+def most_in_range(shape: Shape) -> int:
+    """Return the points of the largest range of the total order that a plan allows for."""
+    factor = 1 + 5 / math.sqrt(keys_per_range(shape.n_shards, shape.key_nbytes))
+    return min(shape.n_points, math.ceil(factor * shape.shard_rows))
+
+
+def density_nbytes(shape: Shape) -> int:
+    """Return the projected peak of a process that ranks points, but for its cache.
+
+    Two partitions, a shard of distances, longer rows for all its points, and three times its keys;
+    or the keys of a range. Sorting copies coordinates where densities tie.
+    """
+    coordinates = shape.n_columns * shape.itemsize
+    rows = (shape.k + 1) * shape.itemsize
+    if shape.longest_k > shape.k:
+        rows += (shape.longest_k + 1) * (shape.itemsize + shape.number_nbytes)
+    keys = 3 * shape.key_nbytes + 2 * coordinates + SORT_NBYTES
+    shard = 2 * shape.partition_nbytes + shape.shard_rows * (rows + keys)
+    whole_range = most_in_range(shape) * (2 * shape.key_nbytes + coordinates + SORT_NBYTES)
+    return INTERPRETER_NBYTES + max(shard, whole_range)
+
+
+def density_driver_nbytes(shape: Shape) -> int:
+    """Return the projected peak of the process that drives it: drawn keys, and bucket sizes."""
+    n_ranges = shape.n_shards
+    n_keys = n_ranges * keys_per_range(n_ranges, shape.key_nbytes)
+    return INTERPRETER_NBYTES + n_keys * (4 * shape.key_nbytes + SORT_NBYTES) + 48 * n_ranges**2
 
 
 def coordinator_nbytes(shape: Shape) -> int:

@@ -9,7 +9,7 @@ import dataclasses
 import os
 import shutil
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import psutil
@@ -136,7 +136,7 @@ class Plan:
         """The sizes of the graph with the most entries that may have to be built."""
         return self.shape if self.by_cells else self.whole().shape
 
-    def whole(self) -> Plan:
+    def whole(self) -> Self:
         """Return the plan of the graph in which all rows are as long as the longest.
 
         Only the cells of k-d trees search some points of a shard and no others.

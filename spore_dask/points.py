@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spore_dask.kernels.cells import Cells, cell_starts, n_levels
+from spore_dask.kernels.cells import Cells, cell_starts, n_levels, points_between
 from spore_dask.kernels.order import extent_of
 from spore_dask.kernels.probes import Part
 from spore_dask.store import Folder
@@ -118,6 +118,23 @@ class Points:
         first, folder = int(self.firsts[partition]), self.folder.child(f"partitions/{partition}")
         names = ("points", "starts", "centers")
         return Part(first, *(folder.read_array(name) for name in names))
+
+    def coordinates(self, first: int, last: int) -> NDArray[np.floating]:
+        """Return the coordinates of the points [first, last), copies among them."""
+        found = np.empty((last - first, self.n_columns), self.dtype)
+        for p, low, high in self.overlapping(first, last):
+            place = int(self.firsts[p]) + low - first
+            found[place : place + high - low] = self._coordinates_in(p, low, high)
+        for leader, (low, high) in self.copies_in(first, last):
+            found[low - first : high - first] = self.coordinates(leader, leader + 1)
+        return found
+
+    def _coordinates_in(self, partition: int, first: int, last: int) -> NDArray[np.floating]:
+        """Return the coordinates of the points at places [first, last) of a partition."""
+        if self.kind == MEANS:
+            return self.part(partition).points[first:last]
+        found: NDArray[np.floating] = points_between(self.cells(partition), first, last)
+        return found
 
     def centers(self, partition: int) -> NDArray[np.floating]:
         """Return the centres of the cells of a partition."""

@@ -155,16 +155,19 @@ class GraphRows:
 
     def array(self, name: str) -> RowFiles:
         """Return "neighbors", "distances" or "rows", one row a point."""
-        return self.folder.open_rows(name)
+        row_shape = () if name == "rows" else (self.k + 1,)
+        shape = (self.n_points, *row_shape)
+        return self.folder.known_rows(name, shape, self._dtype(name), self.shard_rows)
+
+    def _dtype(self, name: str) -> np.dtype[Any]:
+        return np.dtype(self.dtype) if name == "distances" else number_dtype(self.n_points)
 
     def longer_array(self, name: str) -> RowFiles:
         """Return "points", "neighbors" or "distances" of the longer rows of all shards."""
-        numbers = number_dtype(self.n_points)
-        dtype = np.dtype(self.dtype) if name == "distances" else numbers
         names = tuple(f"longer/{i}.{name}" for i in np.flatnonzero(self.n_longer).tolist())
         starts = np.append(0, np.cumsum(self.n_longer[self.n_longer > 0]))
         row_shape = () if name == "points" else (self.longest_k + 1,)
-        return RowFiles(self.folder, names, starts, row_shape, dtype)
+        return RowFiles(self.folder, names, starts, row_shape, self._dtype(name))
 
     def longer(self, shard: int) -> Longer:
         """Return the longer rows of a shard."""

@@ -139,12 +139,21 @@ class Folder:
                 compressors=None,
                 fill_value=0,
             )
-        return _row_array(self.child(name), shape, np.dtype(dtype), chunk_rows)
+        return self.known_rows(name, shape, dtype, chunk_rows)
 
     def open_rows(self, name: str) -> RowArray:
         """Open what `create_rows` has created."""
         array = self.open_array(name)
-        return _row_array(self.child(name), array.shape, array.dtype, array.chunks[0])
+        return self.known_rows(name, array.shape, array.dtype, array.chunks[0])
+
+    def known_rows(
+        self, name: str, shape: tuple[int, ...], dtype: Any, chunk_rows: int
+    ) -> RowArray:
+        """Return what `create_rows` has created, without a look at the disk."""
+        starts = np.append(np.arange(0, shape[0], chunk_rows), shape[0])
+        across = "/0" * (len(shape) - 1)
+        names = tuple(f"c/{i}{across}" for i in range(len(starts) - 1))
+        return RowArray(self.child(name), names, starts, shape[1:], np.dtype(dtype))
 
     def open_array(self, name: str) -> zarr.Array[Any]:
         """Open a Zarr array to read."""
@@ -265,15 +274,6 @@ class RowArray(RowFiles):
         data = np.ascontiguousarray(rows, self.dtype.newbyteorder("<"))
         missing = bytes((self.chunk_rows - len(rows)) * self.row_nbytes)
         self.folder.write_bytes(self.names[file], data.reshape(-1).view(np.uint8).data, missing)
-
-
-def _row_array(
-    folder: Folder, shape: tuple[int, ...], dtype: np.dtype[Any], chunk_rows: int
-) -> RowArray:
-    starts = np.append(np.arange(0, shape[0], chunk_rows), shape[0])
-    across = "/0" * (len(shape) - 1)
-    names = tuple(f"c/{i}{across}" for i in range(len(starts) - 1))
-    return RowArray(folder, names, starts, shape[1:], dtype)
 
 
 def _read_pieces(path: str, pieces: list[tuple[str, int, int]], content: memoryview) -> None:

@@ -10,7 +10,7 @@ LAYERS = [
     {"errors"},
     {"params", "datasets", "threads", "memory"},
     {"progress", "kernels"},
-    {"coordinates", "exact", "partitions", "probing", "clusters"},
+    {"coordinates", "exact", "partitions", "percentiles", "probing", "clusters"},
     {"store", "engine", "pilot", "approximate"},
     {"tasks", "points", "shards", "orders", "pages", "checkpoints"},
     {"searching", "runs"},
@@ -22,7 +22,7 @@ LAYERS = [
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-PURE = ["errors", "params", "memory", "kernels", "exact", "partitions", "pilot"]
+PURE = ["errors", "params", "memory", "kernels", "exact", "partitions", "percentiles", "pilot"]
 
 
 def modules():

@@ -62,3 +62,22 @@ def test_projections_grow_with_what_they_hold():
     wider = dataclasses.replace(data, rows_per_task=10**6)
     assert memory.exchange_nbytes(wider, small) > memory.exchange_nbytes(data, small)
     assert memory.scan_nbytes(wider) > memory.scan_nbytes(data)
+
+
+def test_projections_of_ranking_grow_with_what_they_hold():
+    small = memory.shape_of(10**6, 8, 4, 20, 16)
+    for larger in ({"k": 40}, {"longest_k": 40}, {"n_columns": 16}, {"shard_rows": 10**6}):
+        changed = dataclasses.replace(small, **larger)
+        assert memory.density_nbytes(changed) > memory.density_nbytes(small)
+    finer = memory.shape_of(10**6, 8, 4, 20, 1000)
+    assert memory.density_driver_nbytes(finer) > memory.density_driver_nbytes(small)
+
+
+@given(sizes=sizes)
+def test_drawn_keys_stay_small(sizes):
+    shape = memory.shape_of(*sizes)
+    n_keys = memory.keys_per_range(shape.n_shards, shape.key_nbytes)
+    assert memory.LEAST_KEYS <= n_keys <= memory.KEYS_PER_RANGE
+    if n_keys > memory.LEAST_KEYS:
+        assert n_keys * shape.n_shards * shape.key_nbytes <= memory.SAMPLE_NBYTES
+    assert min(shape.n_points, shape.shard_rows) <= memory.most_in_range(shape) <= shape.n_points

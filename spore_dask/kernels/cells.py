@@ -148,14 +148,23 @@ def fill_cells(points, order, cells, first_cell, last_cell):
 @kernel
 def points_of(cells):
     """Return the coordinates of the points of all cells, row by row."""
+    return points_between(cells, 0, cells.starts[-1])
+
+
+@kernel
+def points_between(cells, first, last):
+    """Return the coordinates of the points at places [first, last) of a partition."""
     _, starts, _, columns, low, _ = cells
     n_columns = low.shape[1]
-    points = np.empty((starts[-1], n_columns), columns.dtype)
-    for cell in range(starts.size - 1):
+    points = np.empty((last - first, n_columns), columns.dtype)
+    begin, cell = first, np.searchsorted(starts, first, side="right") - 1
+    while begin < last:
         start, size = starts[cell], starts[cell + 1] - starts[cell]
-        for i in range(size):
+        end = min(last, start + size)
+        for i in range(begin, end):
             for column in range(n_columns):
-                points[start + i, column] = columns[start * n_columns + column * size + i]
+                points[i - first, column] = columns[start * n_columns + column * size + i - start]
+        begin, cell = end, cell + 1
     return points
 
 

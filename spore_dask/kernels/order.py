@@ -41,13 +41,19 @@ def extent_of(low: NDArray[np.floating], high: NDArray[np.floating]) -> float:
     return float(np.sqrt(total))
 
 
-def total_order(density: NDArray[np.float64], points: NDArray[np.floating]) -> NDArray[np.int64]:
+def total_order(
+    density: NDArray[np.float64],
+    points: NDArray[np.floating],
+    rows: NDArray[np.integer] | None = None,
+) -> NDArray[np.int64]:
     """Order points by density descending, then coordinates ascending, then row.
 
-    Only ties look at the coordinates, so that the common case is one sort of N numbers.
+    `rows` has the row of each point, by default its place. Only ties look at the coordinates, so
+    that the common case is one sort of N numbers.
     """
-    order = np.argsort(-density)
-    ranked = density[order]
+    falling = -density
+    order = np.argsort(falling)
+    ranked = falling.take(order)
     new_value = np.empty(len(order), bool)
     new_value[:1] = True
     np.not_equal(ranked[1:], ranked[:-1], out=new_value[1:])
@@ -55,8 +61,9 @@ def total_order(density: NDArray[np.float64], points: NDArray[np.floating]) -> N
     tied[:-1] |= ~new_value[1:]
     places = np.flatnonzero(tied)
     if len(places):
-        rows = order[places]
+        ties = order[places]
         group = np.cumsum(new_value)[places]
-        keys: list[NDArray[Any]] = [rows, *points[rows].T[::-1], group]
-        order[places] = rows[np.lexsort(keys)]
+        last = ties if rows is None else rows[ties]
+        keys: list[NDArray[Any]] = [last, *points[ties].T[::-1], group]
+        order[places] = ties[np.lexsort(keys)]
     return order

@@ -1,0 +1,329 @@
+"""Density: the total order of the points, and the statistics of their distances, all exact.
+
+First every task measures a shard: sums of distances, and keys (density, coordinates, row) drawn
+from it. The drawn keys cut the order into ranges. Then every task sorts the keys of its shard into
+a file with a bucket for each range, and sums up squared deviations from the means; at last every
+task sorts one range. Percentiles are selected later, as they are asked for, from histograms.
+Reads the points and the rows of the graph; writes `order/`, `ranges/` and `reach/` (the distance of
+each point to its last expansion neighbour), and for a while `sample/` and `buckets/`.
+Memory: one shard of distances, its partitions and three times its keys, or the keys of one range.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spore_dask.engine import Engine
+from spore_dask.exact import number_dtype
+from spore_dask.kernels.order import densities, total_order
+from spore_dask.kernels.sums import exact_mean, exact_squared_deviations, exact_sum
+from spore_dask.memory import keys_per_range
+from spore_dask.orders import Order, write_range, write_ranges_of
+from spore_dask.percentiles import (
+    N_BINS,
+    between,
+    count_digits,
+    float_of,
+    n_digits,
+    next_digit,
+    ranks_around,
+)
+from spore_dask.points import CACHE, Points
+from spore_dask.shards import GraphRows
+from spore_dask.store import Folder, RowFiles
+from spore_dask.tasks import Receipt, Work, run_stage, run_work
+
+POINTS_PER_HISTOGRAM = 1 << 20
+"""Points that a task counts at least, so that reading histograms costs less than making them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DensitySpec:
+    """What is asked for."""
+
+    points: Points
+    graph: GraphRows
+    density_neighbors: int
+    expansion_neighbors: int
+    k: int
+    """K: rows count for their first K + 1 entries."""
+    extent: float
+    """Euclidean norm of the ranges of the columns, above 0."""
+    cache_nbytes: int
+    needs_nbytes: int
+
+    @property
+    def n_ranges(self) -> int:
+        """Ranges of the order: as many as shards, and about as large."""
+        return self.graph.n_shards
+
+    @property
+    def key_dtype(self) -> np.dtype[Any]:
+        """What decides on a point's place in the order, and its number."""
+        numbers = number_dtype(self.points.n_points)
+        coordinates = np.dtype((self.points.dtype, (self.points.n_columns,)))
+        return np.dtype(
+            [("density", "f8"), ("row", numbers), ("number", numbers), ("point", coordinates)]
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Density:
+    """The order of the points, and what their distances are like."""
+
+    folder: Folder
+    spec: DensitySpec
+    order: Order
+    reach_mean: float
+    """Mean distance to the last expansion neighbour."""
+    reach_std: float
+    start_mean: float
+    """Mean of all distances from a point, itself included, to the last expansion neighbour."""
+    start_std: float
+    n_upper: int
+    """Points whose reach is at least the mean."""
+
+    def reach(self, shard: int) -> NDArray[np.floating]:
+        """Return the distance of each point of a shard to its last expansion neighbour."""
+        return self.folder.child("reach").read_array(str(shard))
+
+
+def rank_points(engine: Engine, folder: Folder, spec: DensitySpec) -> Density:
+    """Put the points in their total order, or take up what was done before."""
+    summary = run_stage(folder, functools.partial(_build, engine, spec))
+    order = Order(folder, np.array(summary["starts"]))
+    names = [field.name for field in dataclasses.fields(Density)][3:]
+    return Density(folder, spec, order, **{name: summary[name] for name in names})
+
+
+def _build(engine: Engine, spec: DensitySpec, folder: Folder) -> Receipt:
+    shards = range(spec.graph.n_shards)
+    measure = functools.partial(_measure, spec, folder)
+    receipts = run_work(engine, folder, Work("density", measure, shards, spec.needs_nbytes))
+    n_reach, n_start = _n_distances(spec)
+    reach_mean = exact_mean(_total(receipts, "reach"), n_reach)
+    start_mean = exact_mean(_total(receipts, "start"), n_start)
+    if not folder.exists("splitters.npy"):
+        folder.write_array("splitters", _choose_splitters(spec, folder))
+    exchange = functools.partial(_exchange, spec, folder, reach_mean, start_mean)
+    receipts = run_work(engine, folder, Work("ranges", exchange, shards, spec.needs_nbytes))
+    counts = np.array([r["counts"] for r in receipts])
+    Buckets(folder.child("buckets"), spec).write_counts(counts)
+    sort = functools.partial(_sort, spec, folder)
+    run_work(engine, folder, Work("order", sort, range(spec.n_ranges), spec.needs_nbytes))
+    folder.remove("sample")
+    folder.remove("buckets")
+    return {
+        "starts": np.append(0, np.cumsum(counts.sum(axis=0))).tolist(),
+        "reach_mean": reach_mean,
+        "reach_std": math.sqrt(exact_mean(_total(receipts, "reach"), n_reach)),
+        "start_mean": start_mean,
+        "start_std": math.sqrt(exact_mean(_total(receipts, "start"), n_start)),
+        "n_upper": sum(r["n_upper"] for r in receipts),
+    }
+
+
+def _n_distances(spec: DensitySpec) -> tuple[int, int]:
+    """Return how many distances are averaged for `reach`, and for `start`."""
+    n_points = spec.graph.n_points
+    return n_points, n_points * (spec.expansion_neighbors + 1)
+
+
+def _total(receipts: list[Receipt], name: str) -> int:
+    """Add up exact sums, which receipts have as text because JSON would round them."""
+    return sum(int(receipt[name]) for receipt in receipts)
+
+
+def _measure(spec: DensitySpec, folder: Folder, shard: int) -> Receipt:
+    """Add up the distances of a shard, and draw keys from it."""
+    distances = spec.graph.array("distances").read(*spec.graph.span(shard))
+    ke = spec.expansion_neighbors
+    reach = np.ascontiguousarray(distances[:, ke])
+    folder.child("reach").write_array(str(shard), reach)
+    drawn = _drawn(spec, shard, len(reach))
+    folder.child("sample").write_array(str(shard), _keys(spec, shard, distances).take(drawn))
+    return {"reach": str(exact_sum(reach)), "start": str(exact_sum(distances[:, : ke + 1]))}
+
+
+def _drawn(spec: DensitySpec, shard: int, n_points: int) -> NDArray[np.int64]:
+    """Draw points of a shard, as many as its share in all points asks for."""
+    n_keys = keys_per_range(spec.n_ranges, spec.key_dtype.itemsize)
+    n_drawn = min(n_points, -(-n_keys * n_points // spec.graph.shard_rows))
+    return np.random.default_rng(shard).choice(n_points, n_drawn, replace=False)
+
+
+def _keys(spec: DensitySpec, shard: int, distances: NDArray[np.floating]) -> NDArray[Any]:
+    """Return the keys of the points of a shard."""
+    CACHE.budget_nbytes = spec.cache_nbytes
+    first, last = spec.graph.span(shard)
+    keys = np.empty(last - first, spec.key_dtype)
+    keys["density"] = _densities(spec, distances)
+    if spec.graph.n_longer[shard]:
+        longer = spec.graph.longer(shard)
+        keys["density"][longer.points.astype(np.int64) - first] = _densities(spec, longer.distances)
+    keys["row"] = spec.graph.array("rows").read(first, last)
+    keys["number"] = np.arange(first, last)
+    keys["point"] = spec.points.coordinates(first, last)
+    return keys
+
+
+def _densities(spec: DensitySpec, distances: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return the densities that rows tell with their first K + 1 entries."""
+    counted = distances[:, : spec.k + 1]
+    found: NDArray[np.float64] = densities(counted, spec.density_neighbors, spec.extent)
+    return found
+
+
+def _ranked(keys: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the order of keys."""
+    return total_order(keys["density"], keys["point"], keys["row"])
+
+
+def _choose_splitters(spec: DensitySpec, folder: Folder) -> NDArray[Any]:
+    """Return the keys at which ranges begin, but for the first one."""
+    sample = folder.child("sample")
+    drawn = np.concatenate([sample.read_array(str(i)) for i in range(spec.graph.n_shards)])
+    places = np.arange(1, spec.n_ranges) * len(drawn) // spec.n_ranges
+    return drawn[_ranked(drawn)[places]]
+
+
+def _exchange(
+    spec: DensitySpec, folder: Folder, reach_mean: float, start_mean: float, shard: int
+) -> Receipt:
+    """Write the keys of a shard with a bucket for each range, and add up squared deviations."""
+    distances = spec.graph.array("distances").read(*spec.graph.span(shard))
+    keys = _keys(spec, shard, distances)
+    ranges = _ranges_of(keys, folder.read_array("splitters"))
+    write_ranges_of(folder, shard, ranges)
+    order = np.argsort(ranges.astype(np.min_scalar_type(spec.n_ranges)), kind="stable")
+    Buckets(folder.child("buckets"), spec).write(shard, keys.take(order))
+    ke = spec.expansion_neighbors
+    reach = np.ascontiguousarray(distances[:, ke])
+    return {
+        "counts": np.bincount(ranges, minlength=spec.n_ranges).tolist(),
+        "reach": str(exact_squared_deviations(reach, reach_mean)),
+        "start": str(exact_squared_deviations(distances[:, : ke + 1], start_mean)),
+        "n_upper": len(_upper(reach, reach_mean)),
+    }
+
+
+def _ranges_of(keys: NDArray[Any], splitters: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the range of each key: the number of splitters before it.
+
+    Densities tell, but for those that tie with a splitter's. A key that is itself a splitter may be
+    on either side of it, because it is alone there.
+    """
+    falling, cuts = -keys["density"], -splitters["density"]
+    ranges = np.searchsorted(cuts, falling, side="right")
+    tied = np.flatnonzero(np.append(np.nan, cuts).take(ranges) == falling)
+    if len(tied):
+        order = _ranked(np.concatenate([splitters, keys.take(tied)]))
+        is_key = order >= len(splitters)
+        ranges[tied[order[is_key] - len(splitters)]] = np.cumsum(~is_key)[is_key]
+    return ranges
+
+
+@dataclasses.dataclass(frozen=True)
+class Buckets:
+    """The files of the exchange: each has the keys of a shard, range after range."""
+
+    folder: Folder
+    spec: DensitySpec
+
+    def write(self, shard: int, keys: NDArray[Any]) -> None:
+        """Write the keys of a shard, sorted by range."""
+        self.folder.write_bytes(f"{shard}.keys", keys.view(np.uint8).data)
+
+    def write_counts(self, counts: NDArray[np.int64]) -> None:
+        """Write down where each range begins in each file, from counts (shards, ranges)."""
+        places = np.zeros((self.spec.n_ranges + 1, len(counts)), np.int64)
+        np.cumsum(counts.T, axis=0, out=places[1:])
+        self.folder.write_bytes("places", places.reshape(-1).view(np.uint8).data)
+
+    def read(self, i: int) -> NDArray[Any]:
+        """Return the keys of a range."""
+        graph, shards = self.spec.graph, range(self.spec.graph.n_shards)
+        ends, of_shards = np.array([0, self.spec.n_ranges + 1]), (len(shards),)
+        places = RowFiles(self.folder, ("places",), ends, of_shards, np.dtype(np.int64))
+        begins, stops = places.read(i, i + 2)
+        names = tuple(f"{shard}.keys" for shard in shards)
+        firsts = graph.shard_rows * np.arange(len(shards))
+        starts = np.append(firsts, graph.n_points)
+        keys = RowFiles(self.folder, names, starts, (), self.spec.key_dtype)
+        return keys.read_ranges(firsts + begins, firsts + stops)
+
+
+def _sort(spec: DensitySpec, folder: Folder, i: int) -> Receipt:
+    """Sort one range."""
+    keys = Buckets(folder.child("buckets"), spec).read(i)
+    write_range(folder, i, keys["number"][_ranked(keys)])
+    return {"n_points": len(keys)}
+
+
+def _upper(reach: NDArray[np.floating], reach_mean: float) -> NDArray[np.floating]:
+    """Return the values that are at least the mean, compared in float64."""
+    return reach[reach >= np.float64(reach_mean)]
+
+
+def reach_percentiles(engine: Engine, density: Density, percentiles: list[float]) -> list[float]:
+    """Return percentiles of the reach of the points where it is at least the mean.
+
+    They equal those of `numpy.percentile` over all such points, to the last bit.
+    """
+    name = "-".join(repr(float(percentile)) for percentile in percentiles)
+    folder = density.folder.child(f"percentiles/{name}")
+    select = functools.partial(_select, engine, density, percentiles)
+    found: list[float] = run_stage(folder, select)["percentiles"]
+    folder.remove("histograms")
+    return found
+
+
+def _select(engine: Engine, density: Density, percentiles: list[float], folder: Folder) -> Receipt:
+    """Find the values of the ranks that percentiles lie between, digit by digit."""
+    around = [ranks_around(density.n_upper, percentile) for percentile in percentiles]
+    ranks = sorted({rank for low, high, _ in around for rank in (low, high)})
+    heads, lefts = dict.fromkeys(ranks, 0), {rank: rank for rank in ranks}
+    dtype = density.spec.graph.dtype
+    for n_known in range(n_digits(dtype)):
+        prefixes = sorted(set(heads.values()))
+        counts = _histograms(engine, density, folder, prefixes, n_known)
+        for rank in ranks:
+            of_head = counts[prefixes.index(heads[rank])]
+            digit, lefts[rank] = next_digit(of_head, lefts[rank])
+            heads[rank] = heads[rank] * N_BINS + digit
+    value = {rank: float_of(heads[rank], dtype) for rank in ranks}
+    return {"percentiles": [between(value[a], value[b], part) for a, b, part in around]}
+
+
+def _histograms(
+    engine: Engine, density: Density, folder: Folder, prefixes: list[int], n_known: int
+) -> NDArray[np.int64]:
+    """Count the next digit of the values that begin with each prefix, over all shards."""
+    graph = density.spec.graph
+    step = max(1, POINTS_PER_HISTOGRAM // graph.shard_rows)
+    firsts = range(0, graph.n_shards, step)
+    items = [(i, range(i, min(i + step, graph.n_shards))) for i in firsts]
+    count = functools.partial(_count, density, folder, prefixes, n_known)
+    work = Work(f"percentiles-{n_known}", count, items, density.spec.needs_nbytes)
+    run_work(engine, folder, work)
+    made = folder.child(f"histograms/{n_known}")
+    return sum((made.read_array(str(i)) for i in firsts), np.zeros((len(prefixes), N_BINS), int))
+
+
+def _count(
+    density: Density, folder: Folder, prefixes: list[int], n_known: int, item: tuple[int, range]
+) -> Receipt:
+    """Count the next digit in some shards."""
+    number, shards = item
+    counts = np.zeros((len(prefixes), N_BINS), np.int64)
+    for shard in shards:
+        values = _upper(density.reach(shard), density.reach_mean)
+        counts += count_digits(values, prefixes, n_known)
+    folder.child(f"histograms/{n_known}").write_array(str(number), counts)
+    return {"n_values": int(counts.sum())}
