@@ -20,6 +20,7 @@ from spore_dask.kernels import joins, means
 from spore_dask.kernels.probes import Lists, Part
 from spore_dask.partitions import build_means_tree
 from spore_dask.probing import Effort
+from spore_dask.recall import Recall, sampled_recall
 from spore_dask.threads import in_threads
 
 PILOT_POINTS = 300
@@ -75,7 +76,7 @@ def approximate_rows(
     recall_target: float = RECALL_TARGET,
     max_rounds: int = probing.MAX_ROUNDS,
     seed: int = 42,
-) -> tuple[NDArray[Any], NDArray[Any], float]:
+) -> tuple[NDArray[Any], NDArray[Any], Recall]:
     """Find most of the k nearest others of each point.
 
     Parameters
@@ -97,8 +98,7 @@ def approximate_rows(
         Each point, then neighbours by (distance, row), as input rows.
     distances : array (N, k + 1)
         Direct distances, in the dtype of the points.
-    recall : float
-        Sampled.
+    recall : Recall
     """
     with threadpool_limits(limits=1, user_api="blas"):
         index = split_points(points, n_partitions, seed)
@@ -110,16 +110,16 @@ def approximate_rows(
         width = min(k + probing.MARGIN, len(points) - 1)
         lists = in_threads(lambda home: probing.probe(index, home, n_probes, width), homes)
         exchange(index, lists)
-        recall = sampled_recall(index, lists, truth)
+        recall = recall_of(index, lists, truth)
         effort, gain = None, 1.0
         for _ in range(max_rounds):
             effort = probing.next_effort(effort, n_probes, gain)
-            if effort is None or recall >= recall_target:
+            if effort is None or recall.sampled >= recall_target:
                 break
             lists = join(index, lists, effort)
             exchange(index, lists)
-            gain = sampled_recall(index, lists, truth) - recall
-            recall += gain
+            before, recall = recall, recall_of(index, lists, truth)
+            gain = recall.sampled - before.sampled
         return *_rows(index, lists, k), recall
 
 
@@ -157,15 +157,14 @@ def search_sample(index: Partitions, k: int, n_sampled: int, seed: int) -> Truth
     return Truth(numbers, sample, probing.nearest_of(found, k))
 
 
-def sampled_recall(index: Partitions, lists: Sequence[Lists], truth: Truth) -> float:
+def recall_of(index: Partitions, lists: Sequence[Lists], truth: Truth) -> Recall:
     """Return the share of the sample's true neighbours that are found."""
     found = [
         [array[_places(truth.numbers, part)] for array in each]
         for part, each in zip(index.parts, lists, strict=True)
     ]
     own = Lists(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
-    shares = probing.found_shares(own, truth.lists.numbers, truth.lists.squares)
-    return float(shares.mean())
+    return sampled_recall(probing.found_shares(own, truth.lists.numbers, truth.lists.squares))
 
 
 def exchange(index: Partitions, lists: Sequence[Lists]) -> None:

@@ -1,23 +1,46 @@
-"""`SPORE`, a scikit-learn clusterer for arrays in memory.
+"""`SPORE`, a scikit-learn clusterer, in memory or out of core.
 
-Reads an array, leaves its results in attributes. Memory: the neighbour graph, 8 or 12 bytes for
-each of N * (K + 1) entries, two copies of the data, and 100 bytes a point.
+Reads an array, leaves its results in attributes. Memory for an array in memory: the neighbour
+graph, 8 or 12 bytes for each of N * (K + 1) entries, two copies of the data, and 100 bytes a point;
+for a source on disk, or with options of `fit`: that of `fit`, and the labels.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import os
 from typing import Any, Self
 
+import dask.array
 import numpy as np
+import zarr
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.utils.validation import validate_data
 
 from spore_dask.clustering import cluster_rows
 from spore_dask.coordinates import check_options, refuse_masked, working_coordinates
-from spore_dask.params import Params
+from spore_dask.fitting import fit
+from spore_dask.params import Params, ResolvedParams
+from spore_dask.plan import RECALL
+from spore_dask.recall import Recall
+from spore_dask.runs import Run
 from spore_dask.search import KNN, neighbor_rows
+
+OUT_OF_CORE = (
+    "out",
+    "graph",
+    "component",
+    "knn_index",
+    "n_partitions",
+    "memory_limit",
+    "cache_limit",
+    "client",
+    "n_workers",
+    "progress",
+)
+"""Options that ask for a run on disk."""
 
 
 class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
@@ -67,6 +90,12 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         "standard" gives them mean 0 and deviation 1.
     seed : int, default 42
         Seed of the "random" seeding order and of the approximate search.
+    recall_target : float, default 0.97
+        Share of the true neighbours that an approximate search aims for.
+    out, graph, resume, component, knn_index, n_partitions, memory_limit, cache_limit, client, \
+n_workers, progress, keep
+        As in `spore_dask.fit`. An array is clustered in memory unless one of them is given; any
+        other source goes the way of `fit`.
 
     Attributes
     ----------
@@ -85,8 +114,10 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         The counts that the parameters came to.
     exact_ : bool
         Whether the neighbour search was exact.
-    recall_ : float
-        Share of the true neighbours that it found, 1 if it was exact, else over sampled points.
+    recall_ : Recall
+        What share of the true neighbours it found: `certified`, `sampled` and its `error`.
+    run_ : Run
+        What `fit` has left on disk; None for a clustering in memory.
     n_features_in_ : int
     """
 
@@ -112,6 +143,19 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         metric: str = "euclidean",
         scale: str | None = None,
         seed: int = 42,
+        recall_target: float = 0.97,
+        out: Any = None,
+        graph: Any = None,
+        resume: bool = True,
+        component: str | None = None,
+        knn_index: str | None = None,
+        n_partitions: int | None = None,
+        memory_limit: int | str | None = None,
+        cache_limit: int | str | None = None,
+        client: Any = None,
+        n_workers: int | None = None,
+        progress: Any = None,
+        keep: str = "predict",
     ) -> None:
         self.min_cluster_size = min_cluster_size
         self.density_neighbors = density_neighbors
@@ -132,12 +176,53 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         self.metric = metric
         self.scale = scale
         self.seed = seed
+        self.recall_target = recall_target
+        self.out = out
+        self.graph = graph
+        self.resume = resume
+        self.component = component
+        self.knn_index = knn_index
+        self.n_partitions = n_partitions
+        self.memory_limit = memory_limit
+        self.cache_limit = cache_limit
+        self.client = client
+        self.n_workers = n_workers
+        self.progress = progress
+        self.keep = keep
 
-    def fit(self, X: ArrayLike, y: Any = None) -> Self:
-        """Cluster the rows of `X`, an array (N, D) of finite numbers, N >= 2; `y` is ignored."""
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Cluster the rows of `X`; `y` is ignored.
+
+        `X` is an array (N, D) of finite numbers, N >= 2, or any source of `spore_dask.fit`.
+        """
         names = [field.name for field in dataclasses.fields(Params)]
         asked = Params(**{name: getattr(self, name) for name in names})
+        given = [name for name in OUT_OF_CORE if getattr(self, name) is not None]
+        if given or isinstance(X, str | os.PathLike | zarr.Array | dask.array.Array):
+            return self._fit_run(X)
+        return self._fit_array(X, asked)
+
+    def _fit_run(self, X: Any) -> Self:
+        """Cluster a source of any size."""
+        names = inspect.signature(fit).parameters.keys() - {"source", "params"}
+        names |= {field.name for field in dataclasses.fields(Params)}
+        run = fit(X, **{name: getattr(self, name) for name in names})
+        self.run_: Run | None = run
+        self.labels_ = np.asarray(run.labels[...])
+        self.provenance_ = np.asarray(run.provenance[...])
+        self.clusters_ = run.clusters
+        self.n_clusters_ = run.n_clusters
+        self.thresholds_ = run.thresholds
+        self.params_ = ResolvedParams(**run.summary["params"])
+        self.recall_ = Recall(**run.summary["recall"])
+        self.exact_ = self.recall_.certified == 1
+        self.n_features_in_ = int(run.summary["n_columns"])
+        return self
+
+    def _fit_array(self, X: ArrayLike, asked: Params) -> Self:
+        """Cluster an array in memory."""
         KNN.check("knn", self.knn)
+        RECALL.check("recall_target", self.recall_target)
         check_options(self.scale, self.metric)
         refuse_masked(X)
         data = validate_data(
@@ -145,8 +230,10 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         )
         points = working_coordinates(data, self.scale, self.metric)
         self.params_ = asked.resolve(len(points))
-        rows = neighbor_rows(points, self.params_.k, self.knn, self.seed)
+        rows = neighbor_rows(points, self.params_.k, self.knn, self.seed, self.recall_target)
+        rows.recall.warn_if_below(self.recall_target, stacklevel=3)
         found = cluster_rows(rows.neighbors, rows.distances, points, self.params_)
+        self.run_ = None
         self.labels_ = found.labels
         self.provenance_ = found.provenance
         self.clusters_ = found.clusters
@@ -156,6 +243,6 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         self.recall_ = rows.recall
         return self
 
-    def fit_predict(self, X: ArrayLike, y: Any = None) -> np.ndarray[Any, np.dtype[np.int32]]:
+    def fit_predict(self, X: Any, y: Any = None) -> np.ndarray[Any, np.dtype[np.int32]]:
         """Cluster the rows of `X` and return their labels."""
         return self.fit(X).labels_

@@ -12,7 +12,9 @@ import dataclasses
 import functools
 import math
 import os
+import shutil
 import tempfile
+import weakref
 from typing import Any
 
 import numpy as np
@@ -30,9 +32,8 @@ from spore_dask.graph import (
     graph_folder,
     scan_source,
     search_graph,
-    warn_if_short,
 )
-from spore_dask.inputs import Input, find_input
+from spore_dask.inputs import Input, check_unchanged, find_input
 from spore_dask.params import Params, ResolvedParams
 from spore_dask.pilot import CELLS
 from spore_dask.plan import FitPlan, Options, make_plan
@@ -111,21 +112,25 @@ n_workers, seed, progress
     KEEP.check("keep", keep)
     asked = Params.from_keywords({**params, "seed": seed})
     options = Options(None, knn, knn_index, recall_target, n_partitions, metric, scale, seed)
-    if out is None:
-        out = place_beside(source, component)
-    temporary = tempfile.TemporaryDirectory(prefix="spore_dask-") if out is None else None
-    folder = Folder(address(temporary.name if temporary else out or ""))
-    data = find_input(source, component, folder)
-    known = None if graph is None else _as_graph(graph)
-    job = Job(folder, data, options, asked, known, keep, cache_limit)
-    if not resume:
-        forget(folder, job.id)
-    run = job.finished() or _run(job, memory_limit, client, n_workers, progress)
-    run._temporary = temporary
-    return run
+    with contextlib.ExitStack() as stack:
+        out = place_beside(source) if out is None else out
+        temporary = tempfile.mkdtemp(prefix="spore_dask-") if out is None else None
+        if temporary is not None:
+            stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+        folder = Folder(address(temporary or out or ""))
+        data = find_input(source, component, folder)
+        known = None if graph is None else _as_graph(graph)
+        job = Job(folder, data, options, asked, known, keep, cache_limit)
+        if not resume:
+            forget(folder, job.id)
+        run = job.finished() or _run(job, memory_limit, client, n_workers, progress)
+        if temporary is not None:
+            stack.pop_all()
+            weakref.finalize(run, shutil.rmtree, temporary, ignore_errors=True)
+        return run
 
 
-def place_beside(source: Any, component: str | None = None) -> str | None:
+def place_beside(source: Any) -> str | None:
     """Return where the run of a source goes by default; None for data in memory."""
     if isinstance(source, zarr.Array):
         source = address_of(source)
@@ -195,14 +200,9 @@ class Job:
 
     def finished(self) -> Run | None:
         """Return the run if it is complete; refuse it if the source has changed since."""
-        summary = self.result.read_json(SUMMARY)
-        if summary is None:
+        check_unchanged(self.folder, self.data.source)
+        if not self.result.exists(SUMMARY):
             return None
-        if summary["fingerprint"] != self.data.source.fingerprint():
-            raise InputError(
-                f"The data at {self.data.source.url!r} has changed since the run "
-                f"at {self.folder.url!r} was made from it: give another `out`, or remove this one."
-            )
         self.folder.write_json(POINTER, {"id": self.id})
         return Run(self.folder.url, self.id)
 
@@ -273,7 +273,7 @@ class Fit:
         if search != CELLS or not self._few_fragments(plan, scanned, search):
             plan = plan.whole()
         graph = search_graph(engine, job.folder, plan, scanned, search)
-        warn_if_short(graph.recall, plan.options.recall_target)
+        graph.recall.warn_if_below(plan.options.recall_target, stacklevel=5)
         self.plan = plan
         names = graph.summary["scan"], graph.summary["points"], graph.name
         for stage, name in zip(("scan", "points", "graph"), names, strict=True):
@@ -282,6 +282,8 @@ class Fit:
 
     def _check_graph(self, graph: Graph) -> Graph:
         """Refuse a graph that does not fit the source or the parameters."""
+        check_unchanged(Folder(graph.path), self.job.data.source)
+        check_unchanged(self.job.folder, self.job.data.source, remember=True)
         needed, n_points = self.job.resolved, self.job.data.source.shape[0]
         if graph.n_points != n_points:
             raise InputError(
@@ -403,6 +405,7 @@ class Fit:
             stage.pop("n_longer", None)
         summary = {
             "n_points": job.resolved.n_points,
+            "n_columns": job.data.source.shape[1],
             **{name: published[name] for name in ("n_clusters", "n_noise", "n_skeleton")},
             "asked": dataclasses.asdict(job.params) | dataclasses.asdict(job.options),
             "params": dataclasses.asdict(job.resolved),
@@ -410,7 +413,6 @@ class Fit:
             "recall": dataclasses.asdict(graph.recall),
             "graph": [graph.path, graph.name],
             "source": job.data.source.url,
-            "fingerprint": job.data.source.fingerprint(),
             "memory_limit": self.plan.memory_limit,
             "peak_nbytes": self.engine.peaks(),
             "keep": job.keep,

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import warnings
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,12 @@ from numpy.typing import NDArray
 
 from spore_dask.engine import Engine, open_engine
 from spore_dask.errors import InputError
-from spore_dask.inputs import find_input
+from spore_dask.inputs import check_unchanged, find_input
 from spore_dask.pilot import CELLS, EXACT, PRODUCTS, PYNNDESCENT, choose_search, compared_by_cells
 from spore_dask.plan import FEW_COLUMNS, Options, Plan, make_plan
 from spore_dask.points import BOXES, CACHE, MEANS, Points
 from spore_dask.progress import as_consumer
+from spore_dask.recall import CERTIFIED, Recall
 from spore_dask.shards import GraphRows
 from spore_dask.stages.approximate import ApproximateSpec, search_approximately
 from spore_dask.stages.neighbors import NeighborSpec, search_exactly
@@ -37,23 +37,6 @@ FORMAT = 3
 """Version of what is written; another one is another run."""
 POINTER = "graph.json"
 """Names the graph that was finished last, and in its folder says what it is."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Recall:
-    """How much of the true neighbours a graph has."""
-
-    certified: float
-    """Share of the rows that are proven to be right."""
-    sampled: float
-    """Share of the true neighbours found, over sampled points."""
-    error: float
-    """Standard error of `sampled`; 0 where everything is certified."""
-
-    def __str__(self) -> str:
-        if self.certified == 1:
-            return "exact, every row certified"
-        return f"recall {self.sampled:.4f} +- {self.error:.4f}, {self.certified:.1%} certified"
 
 
 class Graph:
@@ -272,7 +255,7 @@ def _build(engine: Engine, folder: Folder, plan: Plan) -> str:
     search = choose_index(engine, plan, scanned)
     graph = search_graph(engine, folder, plan if search == CELLS else plan.whole(), scanned, search)
     folder.write_json(POINTER, {"name": graph.name})
-    warn_if_short(graph.recall, plan.options.recall_target)
+    graph.recall.warn_if_below(plan.options.recall_target, stacklevel=4)
     return graph.name
 
 
@@ -297,7 +280,7 @@ def search_graph(engine: Engine, folder: Folder, plan: Plan, scanned: Scan, sear
         points = _partition(engine, folder, plan, scanned, search)
         if search in EXACT:
             found = search_exactly(engine, target, _neighbor_spec(plan, points, search))
-            recall = Recall(certified=1.0, sampled=1.0, error=0.0)
+            recall = CERTIFIED
         else:
             found = search_approximately(engine, target, _approximate_spec(plan, points, search))
             recall = Recall(certified=0.0, sampled=found["recall"], error=found["error"])
@@ -319,16 +302,6 @@ def search_graph(engine: Engine, folder: Folder, plan: Plan, scanned: Scan, sear
     return Graph(folder.url, target.name)
 
 
-def warn_if_short(recall: Recall, target: float) -> None:
-    """Say so where a graph has less than was asked for."""
-    if recall.sampled < target:
-        warnings.warn(
-            f"The graph has {recall}, but recall_target is {target:g}: the data is hard for an "
-            "approximate search; use knn='exact', or accept what it has.",
-            stacklevel=5,
-        )
-
-
 def _neighbor_spec(plan: Plan, points: Points, search: str) -> NeighborSpec:
     needs = plan.memory()["neighbors"]
     return NeighborSpec(points, plan.shape, search == PRODUCTS, plan.cache_nbytes, needs)
@@ -348,6 +321,7 @@ def _approximate_spec(plan: Plan, points: Points, search: str) -> ApproximateSpe
 
 def scan_source(engine: Engine, folder: Folder, plan: Plan) -> Scan:
     """Read and check the source."""
+    check_unchanged(folder, plan.data.source, remember=True)
     options, needs = plan.options, plan.memory()["scan"]
     spec = ScanSpec(
         source=plan.data.source,

@@ -68,6 +68,21 @@ class Input:
             self.folder.remove()
 
 
+def check_unchanged(folder: Folder, source: Source, remember: bool = False) -> None:
+    """Refuse a source whose files are not those that a run's folder remembers."""
+    if source.identity is not None:  # another content has another address
+        return
+    name = f"source-{hash_of(source.url)}.json"
+    known, fingerprint = folder.read_json(name), source.fingerprint()
+    if known is None and remember:
+        folder.write_json(name, {"url": source.url, "fingerprint": fingerprint})
+    elif known is not None and known["fingerprint"] != fingerprint:
+        raise InputError(
+            f"The data at {source.url!r} has changed since the run at {folder.url!r} began, which "
+            "would mix old and new points: give another `out`, or remove this one."
+        )
+
+
 def find_input(source: Any, component: str | None, folder: Folder) -> Input:
     """Find the data that a user means.
 

@@ -16,7 +16,7 @@ from spore_dask.kernels.expand import Slots
 from spore_dask.store import RowFiles
 
 PAGE_ROWS = 8
-BATCH_NBYTES = 4 << 20
+BATCH_NBYTES = 1 << 20
 
 
 class Pages:
@@ -89,12 +89,11 @@ class Pages:
         breaks = np.flatnonzero(np.diff(pages) > 1) + 1
         firsts = pages[np.append(0, breaks)] * PAGE_ROWS
         lasts = np.minimum((pages[np.append(breaks, len(pages)) - 1] + 1) * PAGE_ROWS, self.n_rows)
-        n_rows = np.minimum((pages + 1) * PAGE_ROWS, self.n_rows) - pages * PAGE_ROWS
-        into = (room[:, None] * PAGE_ROWS + np.arange(PAGE_ROWS)).ravel()
-        into = into[(np.arange(PAGE_ROWS) < n_rows[:, None]).ravel()]
         for files, target in zip(self._files, self.slots[2:], strict=True):
-            found = files.read_ranges(firsts, lasts)
-            target[into] = found[:, : target.shape[1]]
-            self.read_nbytes += found.nbytes
+            found = np.empty((len(pages) * PAGE_ROWS, *files.row_shape), files.dtype)
+            self.read_nbytes += files.read_ranges(firsts, lasts, found).nbytes
+            width = target.shape[1]
+            whole_pages = found[:, :width].reshape(len(pages), PAGE_ROWS * width)
+            target.reshape(self.n_slots, PAGE_ROWS * width)[room] = whole_pages
         self._page_in_slot[room] = pages
         self.slots.slot_of_page[pages] = room

@@ -8,7 +8,6 @@ finished last. Memory: what is asked for; `verify` has one chunk of rows at a ti
 from __future__ import annotations
 
 import os
-import tempfile
 import zlib
 from typing import Any
 
@@ -65,7 +64,6 @@ class Run:
         self.id: str = id
         self.summary: dict[str, Any] = summary
         """Parameters asked and resolved, thresholds, recall, seconds, bytes and peaks."""
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def labels(self) -> zarr.Array[Any]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from spore_dask.approximate import approximate_rows
+from spore_dask.approximate import RECALL_TARGET, approximate_rows
 from spore_dask.errors import ParameterError
 from spore_dask.exact import (
     Block,
@@ -33,6 +33,7 @@ from spore_dask.kernels.nearest import Buffers, finish, new_buffers
 from spore_dask.memory import shape_of
 from spore_dask.params import one_of
 from spore_dask.pilot import CELLS, PROBES, choose_search, compared_from_cells
+from spore_dask.recall import CERTIFIED, Recall
 from spore_dask.threads import in_threads
 
 KNN = one_of("auto", "exact", "approximate")
@@ -48,13 +49,21 @@ class Rows:
     """(N, k + 1): each point, then its k nearest others by (distance, row)."""
     distances: NDArray[np.floating]
     """(N, k + 1), in the working dtype."""
-    exact: bool
-    """Whether every row is proven to be right."""
-    recall: float = 1.0
-    """Share of the true neighbours found, over sampled points."""
+    recall: Recall = CERTIFIED
+
+    @property
+    def exact(self) -> bool:
+        """Whether every row is proven to be right."""
+        return self.recall.certified == 1
 
 
-def neighbor_rows(points: NDArray[np.floating], k: int, knn: str = "auto", seed: int = 42) -> Rows:
+def neighbor_rows(
+    points: NDArray[np.floating],
+    k: int,
+    knn: str = "auto",
+    seed: int = 42,
+    recall_target: float = RECALL_TARGET,
+) -> Rows:
     """Find the k nearest others of each point.
 
     Parameters
@@ -66,6 +75,8 @@ def neighbor_rows(points: NDArray[np.floating], k: int, knn: str = "auto", seed:
         "auto" is exact wherever that is cheap enough; small sets are searched exactly anyway.
     seed : int
         Seed of the approximate search.
+    recall_target : float
+        Share of the true neighbours that it aims for.
     """
     KNN.check("knn", knn)
     if not 1 <= k < len(points):
@@ -74,11 +85,11 @@ def neighbor_rows(points: NDArray[np.floating], k: int, knn: str = "auto", seed:
         )
     groups = large_groups(points, larger_than=k + 1)
     if not groups:
-        return _search(points, k, knn, seed)
+        return _search(points, k, knn, seed, recall_target)
     searched = np.ones(len(points), bool)
     for group in groups:
         searched[group[k + 1 :]] = False
-    found = _search(points[searched], k, knn, seed)
+    found = _search(points[searched], k, knn, seed, recall_target)
     return _with_copies(found, np.flatnonzero(searched), groups)
 
 
@@ -96,7 +107,7 @@ def _with_copies(found: Rows, searched: NDArray[np.int64], groups: list[NDArray[
     for group in groups:
         neighbors[group[k + 1 :], 1:] = neighbors[group[k], 1:]
         distances[group[k + 1 :], 1:] = distances[group[k], 1:]
-    return Rows(neighbors, distances, found.exact, found.recall)
+    return Rows(neighbors, distances, found.recall)
 
 
 def _new_arrays(n_points: int, k: int, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -108,7 +119,9 @@ def _new_arrays(n_points: int, k: int, dtype: np.dtype[Any]) -> tuple[NDArray[An
     return neighbors, distances
 
 
-def _search(points: NDArray[np.floating], k: int, knn: str, seed: int) -> Rows:
+def _search(
+    points: NDArray[np.floating], k: int, knn: str, seed: int, recall_target: float
+) -> Rows:
     """Choose a way to search, and search."""
     n_points, n_columns = points.shape
     cells = build_cells(points, np.arange(n_points, dtype=number_dtype(n_points)))
@@ -116,14 +129,16 @@ def _search(points: NDArray[np.floating], k: int, knn: str, seed: int) -> Rows:
     if chosen == PROBES:
         del cells
         n_partitions = shape_of(n_points, n_columns, points.itemsize, k).n_partitions
-        neighbors, distances, recall = approximate_rows(points, k, n_partitions, seed=seed)
-        return Rows(neighbors, distances, False, recall)
+        neighbors, distances, recall = approximate_rows(
+            points, k, n_partitions, seed=seed, recall_target=recall_target
+        )
+        return Rows(neighbors, distances, recall)
     neighbors, distances = _new_arrays(n_points, k, points.dtype)
     if chosen == CELLS:
         _search_cells(cells, neighbors, distances)
     else:
         _search_products(points, neighbors, distances)
-    return Rows(neighbors, distances, exact=True)
+    return Rows(neighbors, distances)
 
 
 def _search_cells(

@@ -225,9 +225,15 @@ class RowFiles:
         """Read the rows [first, last)."""
         return self.read_ranges(np.array([first]), np.array([last]))
 
-    def read_ranges(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> NDArray[Any]:
-        """Read the rows of some ranges, one behind the other."""
-        found = np.empty((int((lasts - firsts).sum()), *self.row_shape), self.dtype)
+    def read_ranges(
+        self,
+        firsts: NDArray[np.int64],
+        lasts: NDArray[np.int64],
+        into: NDArray[Any] | None = None,
+    ) -> NDArray[Any]:
+        """Read the rows of some ranges, one behind the other, into an array if one is given."""
+        n_rows = int((lasts - firsts).sum())
+        found = np.empty((n_rows, *self.row_shape), self.dtype) if into is None else into[:n_rows]
         pieces = self._pieces(firsts, lasts)
         content = found.reshape(-1).view(np.uint8)
         files, path = self.folder._files

@@ -40,7 +40,8 @@ def test_rows_are_sound_and_mostly_right(dtype, n_partitions):
     neighbors, distances, sampled = approximate_rows(points, 12, n_partitions)
     assert_sound(points, 12, neighbors, distances)
     assert recall(points, 12, distances) > 0.95
-    assert abs(recall(points, 12, distances) - sampled) < 0.03
+    assert abs(recall(points, 12, distances) - sampled.sampled) < 0.03
+    assert 0 < sampled.error < 0.03
 
 
 @pytest.mark.parametrize("shift", [0, 1e4])
@@ -50,7 +51,7 @@ def test_every_cell_probed_is_brute_force(shift):
     expected = naive.neighbor_rows(points, 10)
     np.testing.assert_array_equal(neighbors, expected[0])
     np.testing.assert_array_equal(distances, expected[1])
-    assert sampled == 1
+    assert sampled.sampled == 1
 
 
 @settings(max_examples=30)

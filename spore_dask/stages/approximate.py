@@ -25,6 +25,7 @@ from spore_dask.kernels import joins
 from spore_dask.kernels.probes import Lists
 from spore_dask.memory import Shape
 from spore_dask.points import CACHE, Points
+from spore_dask.recall import sampled_recall
 from spore_dask.shards import Shard, create_graph, empty_shard, new_shard, write_shard
 from spore_dask.store import Folder
 from spore_dask.tasks import Receipt, Work, run_stage, run_work
@@ -114,7 +115,8 @@ class Run:
         self.folder.remove(f"edges-{number}")
         self.folder.remove(f"lists-{number}")
         shares = np.concatenate([r["shares"] for r in receipts])
-        return float(shares.mean()), float(shares.std() / np.sqrt(len(shares)))
+        recall = sampled_recall(shares)
+        return recall.sampled, recall.error
 
 
 def search_approximately(engine: Engine, folder: Folder, spec: ApproximateSpec) -> Receipt:

@@ -26,7 +26,6 @@ from spore_dask.coordinates import (
     refuse_zero_rows,
 )
 from spore_dask.engine import Engine
-from spore_dask.errors import InputError
 from spore_dask.partitions import sample_rows
 from spore_dask.store import Folder, Source
 from spore_dask.tasks import Receipt, Work, run_stage, run_work
@@ -68,15 +67,6 @@ class Scan:
 
 def scan(engine: Engine, folder: Folder, spec: ScanSpec) -> Scan:
     """Scan the source, or take up what an earlier scan has left."""
-    fingerprint = spec.source.fingerprint()
-    known = folder.read_json("source.json")
-    if known is None:
-        folder.write_json("source.json", {"fingerprint": fingerprint})
-    elif known["fingerprint"] != fingerprint:
-        raise InputError(
-            f"The data at {spec.source.url!r} has changed since this run began, which would mix "
-            "old and new points: give another `out`, or remove this one."
-        )
     summary = run_stage(folder, functools.partial(_build, engine, spec))
     drawn = sample_rows(spec.source.shape[0], spec.sample_size, spec.seed)
     return Scan(folder, Transform.from_json(summary["transform"]), summary["checksum"], drawn)

@@ -1,0 +1,245 @@
+"""Benchmarks of `fit`: bytes read, memory, speed against peers, scaling, estimates.
+
+    python -m pipelines.fits [bytes] [memory] [speed] [scaling] [estimate] [--peer-python PATH]
+
+Prints one line a measurement, with the aim beside it. `speed` compares with fast_hdbscan (if it is
+installed) and, given a Python 3.12 that has it, with spore-clustering.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.graphs import generate, timed, write_zarr
+from spore_dask import Params, estimate, fit
+from spore_dask.datasets import blobs_and_shapes
+
+N_WORKERS = 2
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[Any]:
+    """Start workers, and let them and this process load what a fit needs."""
+    import distributed
+
+    with (
+        distributed.LocalCluster(
+            n_workers=N_WORKERS, threads_per_worker=1, dashboard_address=None
+        ) as local,
+        distributed.Client(local) as client,
+    ):
+        x, _ = blobs_and_shapes(20_000, 2, dtype=np.float32)
+        for _ in range(2):
+            fit(x, client=client)
+        yield client
+
+
+def read_bytes(options: argparse.Namespace, folder: Path) -> None:
+    """Print what expansion reads with a cache of a tenth of the graph."""
+    for n_columns in (3, 8):
+        x, _ = blobs_and_shapes(1_000_000, n_columns, dtype=np.float32)
+        source = write_zarr(folder / f"bytes{n_columns}.zarr", x)
+        k = Params().resolve(len(x)).expansion_neighbors
+        cache = len(x) * (k + 1) * 8 // 10
+        run = fit(source, cache_limit=cache, n_workers=N_WORKERS)
+        facts = run.summary["stages"]["expand"]
+        print(
+            f"bytes      1,000,000 x {n_columns}, cache {facts['cache_nbytes'] / 1e6:.0f} of "
+            f"{facts['graph_nbytes'] / 1e6:.0f} MB: expansion read {facts['read_nbytes'] / 1e6:.0f} "
+            f"MB: {facts['read_nbytes'] / facts['graph_nbytes']:.2f} times the graph (aim 2.5), "
+            f"{facts['seconds']:.1f} s"
+        )
+
+
+FIT = """
+import json, os, sys
+from spore_dask import fit
+run = fit(sys.argv[1], memory_limit=sys.argv[2], n_workers=2)
+print(json.dumps({"own": str(os.getpid()), "id": run.id}))
+"""
+
+
+def memory(options: argparse.Namespace, folder: Path) -> None:
+    """Fit large data with 1 GiB a process; print peaks."""
+    from spore_dask import open_run
+
+    for n_points, n_columns in ((10_000_000, 2), (5_000_000, 8)):
+        source = generate(folder / f"big{n_columns}.zarr", n_points, n_columns)
+        command = [sys.executable, "-c", FIT, source, "1GiB"]
+        seconds, done = timed(
+            lambda command=command: subprocess.run(command, check=True, capture_output=True)
+        )
+        own = json.loads(done.stdout.splitlines()[-1])["own"]
+        summary = open_run(source.removesuffix(".zarr") + ".spore").summary
+        peaks = summary["peak_nbytes"]
+        driver = next(nbytes for name, nbytes in peaks.items() if name.endswith(f":{own}"))
+        cache = min(summary["stages"]["expand"][name] for name in ("cache_nbytes", "graph_nbytes"))
+        print(
+            f"memory     {n_points} x {n_columns}: peaks {sorted(v >> 20 for v in peaks.values())} "
+            f"MiB of 1024; coordinator {driver >> 20} MiB with a cache of {cache >> 20} MiB: beside "
+            f"it and an interpreter's {options.interpreter >> 20} MiB, "
+            f"{(driver - cache - options.interpreter) / n_points:.1f} bytes a point (aim 16); "
+            f"{seconds:.0f} s: {stage_line(summary)}"
+        )
+
+
+def stage_line(summary: dict[str, Any]) -> str:
+    """Return the seconds of each stage."""
+    return ", ".join(
+        f"{name} {stage['seconds']:.1f}"
+        for name, stage in summary["stages"].items()
+        if "seconds" in stage
+    )
+
+
+HDBSCAN = """
+import sys, time
+import numpy as np
+from fast_hdbscan import HDBSCAN
+x = np.load(sys.argv[1])
+size = int(sys.argv[2])
+HDBSCAN(min_cluster_size=size).fit(x[:20000])
+start = time.perf_counter()
+HDBSCAN(min_cluster_size=size).fit(x)
+print(time.perf_counter() - start)
+"""
+AUTHOR = """
+import sys, time
+import numpy as np
+from spore_clustering import SPORE
+x = np.load(sys.argv[1])
+options = {"knn_exact": True} if sys.argv[2] == "exact" else {}
+SPORE(**options).fit(x[:2000])
+start = time.perf_counter()
+SPORE(**options).fit(x)
+print(time.perf_counter() - start)
+"""
+
+
+def peer_seconds(python: str, code: str, *arguments: str) -> float:
+    """Return the seconds that a peer takes in a process of its own, after its compilation."""
+    done = subprocess.run([python, "-c", code, *arguments], capture_output=True)
+    if done.returncode:
+        print("           " + done.stderr.decode().strip().splitlines()[-1])
+        return float("nan")
+    return float(done.stdout.splitlines()[-1])
+
+
+def speed(options: argparse.Namespace, folder: Path) -> None:
+    """Compare a fit of 1,000,000 x 2 from Zarr with in-memory peers."""
+    x, _ = blobs_and_shapes(1_000_000, 2, dtype=np.float32)
+    source = write_zarr(folder / "speed.zarr", x)
+    np.save(folder / "speed.npy", x)
+    path, size = str(folder / "speed.npy"), str(Params().resolve(len(x)).min_cluster_size)
+    peers = [("fast_hdbscan", sys.executable, HDBSCAN, size, 0.4)]
+    if options.peer_python:
+        peers.append(("spore-clustering exact", options.peer_python, AUTHOR, "exact", 1 / 5))
+        peers.append(("spore-clustering default", options.peer_python, AUTHOR, "default", 1 / 20))
+    with cluster() as client:
+        for i in range(options.runs):
+            out = folder / f"speed-{i}"
+            seconds, run = timed(lambda out=out: fit(source, out, client=client))
+            stages = run.summary["stages"]
+            before = sum(stages[name]["seconds"] for name in ("scan", "points", "graph"))
+            print(
+                f"speed      1,000,000 x 2: {seconds:.2f} s, after the neighbours "
+                f"{(seconds - before) / seconds:.0%} (aim 30%): {stage_line(run.summary)}"
+            )
+            for name, python, code, argument, aim in peers if i < options.peer_runs else []:
+                other = peer_seconds(python, code, path, argument)
+                print(f"speed      {name} {other:.1f} s: {seconds / other:.3f} (aim {aim:.2f})")
+
+
+def scaling(options: argparse.Namespace, folder: Path) -> None:
+    """Fit ten and a hundred times the points, at equal k and with defaults."""
+    equal = {"density_neighbors": 19, "expansion_neighbors": 38, "reassignment_neighbors": 76}
+    sources = [
+        generate(folder / f"scale{n}.zarr", n, 2) for n in (100_000, 1_000_000, 10_000_000)
+    ]
+    with cluster() as client:
+        for name, params, aim in (("equal k", equal, 13), ("defaults", {}, 15)):
+            seconds = [
+                timed(
+                    lambda s=source, p=params, n=name: fit(
+                        s, f"{s}-{n.replace(' ', '')}", client=client, **p
+                    )
+                )[0]
+                for source in sources
+            ]
+            ratios = [seconds[1] / seconds[0], seconds[2] / seconds[1]]
+            print(
+                f"scaling    x 2, {name}: 10^5 {seconds[0]:.2f}, 10^6 {seconds[1]:.2f}, 10^7 "
+                f"{seconds[2]:.1f} s: {ratios[0]:.1f} and {ratios[1]:.1f} times (aim {aim})"
+            )
+
+
+def estimates(options: argparse.Namespace, folder: Path) -> None:
+    """Compare what `estimate` says with what a fit then takes."""
+    for n_points, n_columns in ((300_000, 2), (1_000_000, 2), (1_000_000, 8)):
+        source = generate(folder / f"estimate{n_points}-{n_columns}.zarr", n_points, n_columns)
+        said = estimate(source, n_workers=N_WORKERS)
+        seconds, run = timed(lambda source=source: fit(source, n_workers=N_WORKERS, keep="all"))
+        low, high = said.seconds
+        print(
+            f"estimate   {n_points} x {n_columns}: {low:.1f} to {high:.1f} s, took {seconds:.1f} s"
+        )
+        for name, stage in run.summary["stages"].items():
+            guess = said.stages.get(name)
+            if guess is not None and "seconds" in stage:
+                print(
+                    f"           {name:<10} {guess.seconds[0]:6.2f} to {guess.seconds[1]:6.2f} s, "
+                    f"took {stage['seconds']:6.2f}; {guess.disk_nbytes[0] / 1e6:8.1f} to "
+                    f"{guess.disk_nbytes[1] / 1e6:8.1f} MB, left {stage['nbytes'] / 1e6:8.1f}"
+                )
+
+
+PARTS = {
+    "bytes": read_bytes,
+    "memory": memory,
+    "speed": speed,
+    "scaling": scaling,
+    "estimate": estimates,
+}
+
+
+def interpreter_nbytes() -> int:
+    """Return the peak of a process that has fitted next to nothing."""
+    code = (
+        "import sys, numpy as np; from spore_dask import fit\n"
+        "run = fit(np.random.default_rng(0).random((2000, 2)).astype('f4'), n_workers=2)\n"
+        "import os; own = f':{os.getpid()}'\n"
+        "print([v for k, v in run.summary['peak_nbytes'].items() if k.endswith(own)][0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    return int(done.stdout.splitlines()[-1])
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the parts that the command line asks for."""
+    parser = argparse.ArgumentParser(prog="fits", description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="which; all by default")
+    parser.add_argument("--peer-python", help="a Python 3.12 with spore-clustering")
+    parser.add_argument("--runs", type=int, default=1, help="repetitions of the fit in `speed`")
+    parser.add_argument("--peer-runs", type=int, default=1, help="repetitions of the peers")
+    options = parser.parse_args(arguments)
+    options.interpreter = interpreter_nbytes()
+    for name in options.parts or PARTS:
+        with tempfile.TemporaryDirectory() as folder:
+            started = time.perf_counter()
+            PARTS[name](options, Path(folder))
+            print(f"           {name}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
