@@ -1,5 +1,6 @@
 """Rows for some points only: the longer rows of points with copies, and those of fragments."""
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spore_dask import ParameterError, build_graph, exact, memory
+from spore_dask import ParameterError, build_graph, exact, memory, shards, stages
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.engine import open_engine
 from spore_dask.graph import build_with
@@ -30,7 +31,7 @@ from tests.strategies import point_sets
 from tests.test_graph import crowd
 
 HEAD, LONGEST = 5, 12
-OTHER_NUMBERS = 7
+N_RANGES = 7
 
 
 def points_on_disk(graph):
@@ -217,7 +218,7 @@ def test_points_that_are_not_wanted_cost_no_comparisons(tmp_path):
 class Case:
     """Points with copies, their rows with as many neighbours as the longest, and an order."""
 
-    def __init__(self, folder, n_points=6000, n_partitions=4, n_ranges=OTHER_NUMBERS):
+    def __init__(self, folder, n_points=6000, n_partitions=4, n_ranges=N_RANGES):
         self.folder = Folder(str(folder))
         x = crowd(n_points)
         head = Options(HEAD, n_partitions=n_partitions, longest_k=LONGEST)
@@ -331,9 +332,31 @@ def test_a_kill_before_any_write_is_survived(case, tmp_path, monkeypatch):
 def test_more_neighbours_than_copies_were_kept_for_are_refused(case, tmp_path):
     spec = case.spec(HEAD, np.ones(6000, bool), "many")
     shape = memory.shape_of(6000, 3, 4, HEAD, 4, LONGEST - 1)
-    spec = FragmentSpec(**{**vars(spec), "shape": shape})
+    spec = dataclasses.replace(spec, shape=shape)
     with open_engine(n_workers=0) as engine, pytest.raises(ValueError, match="longest_k is 11"):
         gather_fragments(engine, Folder(str(tmp_path)), spec)
+
+
+def test_numbers_of_64_bits(case, tmp_path, monkeypatch):
+    for module in (shards, stages.partition, stages.fragments):
+        monkeypatch.setattr(module, "number_dtype", lambda n_points: np.dtype(np.int64))
+    options = Options(HEAD, n_partitions=4, longest_k=LONGEST)
+    graph = build_with(options, crowd(6000), tmp_path / "graph", n_workers=0)
+    is_fragment = np.random.default_rng(4).random(6000) < 0.3
+    spec = case.spec(HEAD, is_fragment, "wide")
+    spec = dataclasses.replace(spec, points=points_on_disk(graph), graph=graph.graph_rows)
+    with open_engine(n_workers=0) as engine:
+        fragments = gather_fragments(engine, Folder(str(tmp_path / "wide")), spec)
+    CACHE.clear()
+    whole = case.graphs[LONGEST].neighbors[...]
+    for i in range(N_RANGES):
+        points, neighbors, _ = fragments.rows(i)
+        assert (points.dtype, neighbors.dtype) == (np.int64, np.int64)
+        np.testing.assert_array_equal(neighbors, whole[points])
+    for shard, n_longer in enumerate(graph.summary["n_longer"]):
+        points, neighbors, _ = graph.graph_rows.longer(shard)
+        assert len(points) == n_longer > 0
+        np.testing.assert_array_equal(neighbors, whole[points])
 
 
 def worker_peak(peaks):
