@@ -201,7 +201,7 @@ def fragments_nbytes(shape: Shape, k: int, range_rows: int) -> int:
 
     Every point of a shard, or of a range of `range_rows` points of the order, may be a fragment
     with k neighbours. A shard's rows are searched in place, or cut from rows of the graph, a block
-    at a time; a range has its rows, and those that came from one shard once more.
+    at a time; those of a range are read, and put in order.
     """
     row_nbytes = shape.entries_nbytes(k) + POINT_NBYTES
     search = shape.shard_rows * row_nbytes + _search_nbytes(shape, k)

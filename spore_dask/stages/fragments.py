@@ -4,8 +4,7 @@ First every task finds the fragments of one shard of the graph, searches for the
 cuts the rows of a graph that has as many), and writes them, one file with a bucket for each range
 of the order; then every task gathers the buckets of one range. Reads the points, the graph, the
 order and the clusters; writes `<range>.points`, `<range>.neighbors` and `<range>.distances`.
-Memory: the fragments of one shard and what a search takes, or those of one range and of one of its
-buckets.
+Memory: the fragments of one shard and what a search takes, or those of one range twice.
 """
 
 from __future__ import annotations
@@ -136,10 +135,10 @@ def _gather(spec: FragmentSpec, folder: Folder, i: int) -> Receipt:
     lasts = firsts + counts[:, i]
     buckets = functools.partial(_bucket_array, spec, folder, starts)
     points = buckets("points").read_ranges(firsts, lasts)
-    places = _places_in(spec.order.points(i), points)
-    folder.write_array(f"{i}.points", points[np.argsort(places)])
+    ordered = _in_order(spec.order.points(i), points)
+    folder.write_array(f"{i}.points", points[ordered])
     for name in Entries._fields:
-        folder.write_array(f"{i}.{name}", _scattered(buckets(name), firsts, lasts, places))
+        folder.write_array(f"{i}.{name}", buckets(name).read_ranges(firsts, lasts)[ordered])
     return {"n_fragments": len(points)}
 
 
@@ -153,24 +152,8 @@ def _bucket_array(
     return RowFiles(folder.child("buckets"), names, starts, row_shape, np.dtype(dtype))
 
 
-def _places_in(order: NDArray[np.integer], points: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return the rank of each of some ascending points by their places in an order."""
-    ranks = np.cumsum(np.isin(order, points)) - 1
-    ascending = np.argsort(order)
-    return ranks[ascending[np.searchsorted(order, points, sorter=ascending)]]
-
-
-def _scattered(
-    array: RowFiles,
-    firsts: NDArray[np.int64],
-    lasts: NDArray[np.int64],
-    places: NDArray[np.int64],
-) -> NDArray[Any]:
-    """Read ranges of rows one by one, and put each row in its place."""
-    rows = np.empty((len(places), *array.row_shape), array.dtype)
-    begin = 0
-    for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-        if first < last:
-            rows[places[begin : begin + last - first]] = array.read(first, last)
-            begin += last - first
-    return rows
+def _in_order(order: NDArray[np.integer], points: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Return which of some ascending points comes first in an order, which second, and so on."""
+    places = np.minimum(np.searchsorted(points, order), len(points) - 1)
+    ordered: NDArray[np.int64] = places[points[places] == order]
+    return ordered
