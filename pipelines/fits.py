@@ -56,8 +56,8 @@ def read_bytes(options: argparse.Namespace, folder: Path) -> None:
         facts = run.summary["stages"]["expand"]
         print(
             f"bytes      1,000,000 x {n_columns}, cache {facts['cache_nbytes'] / 1e6:.0f} of "
-            f"{facts['graph_nbytes'] / 1e6:.0f} MB: expansion read {facts['read_nbytes'] / 1e6:.0f} "
-            f"MB: {facts['read_nbytes'] / facts['graph_nbytes']:.2f} times the graph (aim 2.5), "
+            f"{facts['graph_nbytes'] / 1e6:.0f} MB: expansion read "
+            f"{facts['read_nbytes'] / 1e6:.0f} MB: {facts['read_nbytes'] / facts['graph_nbytes']:.2f} times the graph (aim 2.5), "
             f"{facts['seconds']:.1f} s"
         )
 
@@ -87,8 +87,8 @@ def memory(options: argparse.Namespace, folder: Path) -> None:
         cache = min(summary["stages"]["expand"][name] for name in ("cache_nbytes", "graph_nbytes"))
         print(
             f"memory     {n_points} x {n_columns}: peaks {sorted(v >> 20 for v in peaks.values())} "
-            f"MiB of 1024; coordinator {driver >> 20} MiB with a cache of {cache >> 20} MiB: beside "
-            f"it and an interpreter's {options.interpreter >> 20} MiB, "
+            f"MiB of 1024; coordinator {driver >> 20} MiB with a cache of {cache >> 20} MiB: "
+            f"beside it and an interpreter's {options.interpreter >> 20} MiB, "
             f"{(driver - cache - options.interpreter) / n_points:.1f} bytes a point (aim 16); "
             f"{seconds:.0f} s: {stage_line(summary)}"
         )
@@ -119,7 +119,7 @@ import sys, time
 import numpy as np
 from spore_clustering import SPORE
 x = np.load(sys.argv[1])
-options = {"knn_exact": True} if sys.argv[2] == "exact" else {}
+options = {"n_jobs": 2} | ({"exact_knn": True} if sys.argv[2] == "exact" else {})
 SPORE(**options).fit(x[:2000])
 start = time.perf_counter()
 SPORE(**options).fit(x)
@@ -164,9 +164,7 @@ def speed(options: argparse.Namespace, folder: Path) -> None:
 def scaling(options: argparse.Namespace, folder: Path) -> None:
     """Fit ten and a hundred times the points, at equal k and with defaults."""
     equal = {"density_neighbors": 19, "expansion_neighbors": 38, "reassignment_neighbors": 76}
-    sources = [
-        generate(folder / f"scale{n}.zarr", n, 2) for n in (100_000, 1_000_000, 10_000_000)
-    ]
+    sources = [generate(folder / f"scale{n}.zarr", n, 2) for n in (100_000, 1_000_000, 10_000_000)]
     with cluster() as client:
         for name, params, aim in (("equal k", equal, 13), ("defaults", {}, 15)):
             seconds = [

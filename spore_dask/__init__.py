@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spore_dask.clustering import cluster_graph
     from spore_dask.errors import InputError, ParameterError, SporeError
+    from spore_dask.estimates import estimate
     from spore_dask.estimator import SPORE
     from spore_dask.fitting import fit
     from spore_dask.graph import Graph, build_graph, plan_graph
@@ -25,6 +26,7 @@ __all__ = [
     "build_graph",
     "clean",
     "cluster_graph",
+    "estimate",
     "fit",
     "open_run",
     "plan_graph",
@@ -36,6 +38,7 @@ _HOMES = {
     "clustering": ["cluster_graph"],
     "errors": ["InputError", "ParameterError", "SporeError"],
     "estimator": ["SPORE"],
+    "estimates": ["estimate"],
     "fitting": ["fit"],
     "graph": ["Graph", "build_graph", "plan_graph"],
     "params": ["Params"],

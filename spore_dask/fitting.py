@@ -109,25 +109,57 @@ n_workers, seed, progress
     -------
     Run
     """
-    KEEP.check("keep", keep)
-    asked = Params.from_keywords({**params, "seed": seed})
-    options = Options(None, knn, knn_index, recall_target, n_partitions, metric, scale, seed)
     with contextlib.ExitStack() as stack:
         out = place_beside(source) if out is None else out
         temporary = tempfile.mkdtemp(prefix="spore_dask-") if out is None else None
         if temporary is not None:
             stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-        folder = Folder(address(temporary or out or ""))
-        data = find_input(source, component, folder)
-        known = None if graph is None else _as_graph(graph)
-        job = Job(folder, data, options, asked, known, keep, cache_limit)
+        job = find_job(
+            source,
+            temporary or out or "",
+            graph=graph,
+            component=component,
+            knn=knn,
+            knn_index=knn_index,
+            recall_target=recall_target,
+            n_partitions=n_partitions,
+            metric=metric,
+            scale=scale,
+            seed=seed,
+            keep=keep,
+            cache_limit=cache_limit,
+            **params,
+        )
         if not resume:
-            forget(folder, job.id)
+            forget(job.folder, job.id)
         run = job.finished() or _run(job, memory_limit, client, n_workers, progress)
         if temporary is not None:
             stack.pop_all()
             weakref.finalize(run, shutil.rmtree, temporary, ignore_errors=True)
         return run
+
+
+def find_job(
+    source: Any,
+    out: str | os.PathLike[str],
+    *,
+    graph: Any = None,
+    component: str | None = None,
+    keep: str = "predict",
+    cache_limit: int | str | None = None,
+    seed: int = 42,
+    **options: Any,
+) -> Job:
+    """Return what the arguments of `fit` ask for, or raise a sentence."""
+    KEEP.check("keep", keep)
+    names = {field.name for field in dataclasses.fields(Options)} & options.keys()
+    params = {name: value for name, value in options.items() if name not in names}
+    asked = Params.from_keywords({**params, "seed": seed})
+    chosen = Options(seed=seed, **{name: options[name] for name in names})
+    folder = Folder(address(out))
+    data = find_input(source, component, folder)
+    known = None if graph is None else _as_graph(graph)
+    return Job(folder, data, chosen, asked, known, keep, cache_limit)
 
 
 def place_beside(source: Any) -> str | None:

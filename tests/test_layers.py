@@ -18,7 +18,7 @@ LAYERS = [
     {"plan"},
     {"graph"},
     {"fitting"},
-    {"estimator"},
+    {"estimator", "estimates"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

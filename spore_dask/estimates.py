@@ -1,0 +1,236 @@
+"""`estimate`: what a fit will take in memory, disk and time, before it starts.
+
+Reads a few chunks of the source and fits them in this process, in a temporary folder; what each
+stage took there is projected to the whole. Memory and disk come from the plan. Memory: that of a
+fit of the sample.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+from dask.utils import format_bytes
+from numpy.typing import NDArray
+
+from spore_dask import memory
+from spore_dask.fitting import Job, find_job, fit
+from spore_dask.graph import Graph
+from spore_dask.pilot import CELLS, compared_by_cells
+from spore_dask.plan import FitPlan
+from spore_dask.runs import Run
+from spore_dask.store import Source
+from spore_dask.threads import n_threads
+
+SAMPLE_POINTS = 100_000
+SAMPLE_NBYTES = 32 << 20
+WARM_UP_POINTS = 6000
+"""Points of a first fit, which loads what is compiled; enough for an approximate search."""
+SAMPLE_CHUNKS = 16
+"""Chunks that the sample is read from."""
+START_SECONDS = 2.5
+"""What it takes to start local workers."""
+HERE = ("expand", "reassign", "publish")
+"""Stages that the coordinator does itself."""
+UNSURE = 2.0
+"""Factor by which the share of fragments may differ from that of the sample."""
+
+Span = tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class StageEstimate:
+    """What one stage will take."""
+
+    memory_nbytes: int
+    """Peak of a process."""
+    disk_nbytes: Span
+    """What it leaves on disk, from least to most."""
+    seconds: Span
+    """From least to most: the same where the share of fragments does not matter."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """What a fit will take. Printed, it says so."""
+
+    stages: dict[str, StageEstimate]
+    other_seconds: float
+    """Time between the stages: starting workers, and pilots."""
+    memory_limit: int
+
+    @property
+    def seconds(self) -> Span:
+        """The time of the whole, from least to most."""
+        low = sum(stage.seconds[0] for stage in self.stages.values())
+        high = sum(stage.seconds[1] for stage in self.stages.values())
+        return low + self.other_seconds, high + self.other_seconds
+
+    @property
+    def disk_nbytes(self) -> Span:
+        """What all stages leave on disk."""
+        low = sum(stage.disk_nbytes[0] for stage in self.stages.values())
+        return low, sum(stage.disk_nbytes[1] for stage in self.stages.values())
+
+    @property
+    def memory_nbytes(self) -> int:
+        """The peak of the largest process."""
+        return max(stage.memory_nbytes for stage in self.stages.values())
+
+    def __str__(self) -> str:
+        lines = [f"{'stage':<10}{'memory a process':>18}{'disk':>24}{'time':>20}"]
+        for name, stage in self.stages.items():
+            lines.append(
+                f"{name:<10}{format_bytes(stage.memory_nbytes):>18}"
+                f"{_span(stage.disk_nbytes, _size):>24}{_span(stage.seconds, _time):>20}"
+            )
+        total = _span(self.seconds, _time)
+        disk = _span(self.disk_nbytes, _size)
+        lines.append(f"{'whole':<10}{format_bytes(self.memory_nbytes):>18}{disk:>24}{total:>20}")
+        return "\n".join(lines)
+
+
+def _size(nbytes: float) -> str:
+    return format_bytes(round(nbytes))
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+def _span(span: Span, text: Any) -> str:
+    low, high = text(span[0]), text(span[1])
+    return low if low == high else f"{low} to {high}"
+
+
+def estimate(source: Any, out: Any = None, **options: Any) -> Estimate:
+    """Say what `fit` would take in memory, disk and time with the same arguments.
+
+    Reads a few chunks and clusters a sample of them; writes nothing that stays. With a `client`,
+    give the `memory_limit` of its workers, and their number as `n_workers`.
+
+    Parameters
+    ----------
+    source, out, **options
+        The arguments of `fit`.
+    """
+    client = options.pop("client", None)
+    n_workers = options.pop("n_workers", None)
+    memory_limit = options.pop("memory_limit", None)
+    options.pop("progress", None)
+    job = find_job(source, out or "estimate", **options)
+    plan = job.plan(memory_limit, None if client is not None else n_workers)
+    sample = _sample(job.data.source, job.data.content)
+    run, between = _measure(job, sample, options)
+    n_parallel = max(1, n_threads() if n_workers is None else n_workers)
+    start = START_SECONDS if client is None and n_workers != 0 else 0.0
+    stages = _project(job, plan, run, sample, n_parallel)
+    return Estimate(stages, start + between, plan.memory_limit)
+
+
+def _sample(source: Source, content: Any) -> NDArray[Any]:
+    """Read some rows, from chunks all over the source."""
+    n_rows = source.shape[0]
+    row_nbytes = source.shape[1] * np.dtype(source.dtype).itemsize
+    wanted = min(n_rows, max(2, min(SAMPLE_POINTS, SAMPLE_NBYTES // row_nbytes)))
+    if content is not None or source.chunk_rows >= n_rows:
+        firsts, step = [0], n_rows
+    else:
+        step = source.chunk_rows
+        chunks = np.unique(np.linspace(0, n_rows // step - 1, SAMPLE_CHUNKS).astype(int))
+        firsts = (chunks * step).tolist()
+    parts = []
+    for first in firsts:
+        last = min(first + step, n_rows)
+        every = max(1, len(firsts) * (last - first) // wanted)
+        if content is None:
+            parts.append(source.read(first, last)[::every])
+        else:
+            parts.append(np.asarray(content[first:last:every]))
+    return np.concatenate(parts)[:wanted]
+
+
+def _measure(job: Job, sample: NDArray[Any], options: dict[str, Any]) -> tuple[Run, float]:
+    """Fit the sample; return the run, and the seconds that it spent between the stages."""
+    params = job.resolved
+    exponent = math.log(params.min_cluster_size) / math.log(params.n_points)
+    names = inspect.signature(fit).parameters.keys() & options.keys()
+    given = {name: options[name] for name in names - {"graph", "resume", "component", "keep"}}
+    given |= {
+        **dataclasses.asdict(job.params),
+        "min_cluster_size": exponent,
+        "density_neighbors": params.density_neighbors,
+        "expansion_neighbors": params.expansion_neighbors,
+        "reassignment_neighbors": params.reassignment_neighbors,
+        "n_workers": 0,
+        "keep": "all",
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit(sample[:WARM_UP_POINTS], **given)
+        started = time.perf_counter()
+        run = fit(sample, **given)
+    stages = run.summary["stages"].values()
+    between = time.perf_counter() - started - sum(stage.get("seconds", 0) for stage in stages)
+    return run, max(0.0, between)
+
+
+def _project(
+    job: Job, plan: FitPlan, run: Run, sample: NDArray[Any], n_parallel: int
+) -> dict[str, StageEstimate]:
+    """Project what the stages took for the sample to all points."""
+    graph = Graph(*run.summary["graph"])
+    factor = job.resolved.n_points / len(sample)
+    search = _search_growth(job, graph, sample) if factor > 1 else 1.0
+    projected = {}
+    for name, nbytes in _memory(plan, graph).items():
+        stage = run.summary["stages"].get(name)
+        if stage is None:
+            continue
+        seconds = stage.get("seconds", 0.0) * factor
+        if name not in HERE:
+            seconds /= n_parallel
+        if name in ("graph", "fragments"):
+            seconds *= search
+        unsure = UNSURE if name in ("fragments", "reassign") and factor > 1 else 1.0
+        disk = stage["nbytes"] * factor
+        projected[name] = StageEstimate(
+            nbytes, (disk / unsure, disk * unsure), (seconds / unsure, seconds * unsure)
+        )
+    return projected
+
+
+def _search_growth(job: Job, graph: Graph, sample: NDArray[Any]) -> float:
+    """Return how much longer a point of the whole is searched for than one of the sample."""
+    if graph.summary["search"] != CELLS:
+        return 1.0
+    points = graph.points
+    parts = [points.coordinates(0, int(points.firsts[-1]))]
+    coordinates = np.ascontiguousarray(np.concatenate(parts))
+    k = min(graph.k, len(coordinates) - 1)
+    here = compared_by_cells(coordinates, k, len(coordinates), "exact")
+    return compared_by_cells(coordinates, k, job.resolved.n_points, "exact") / here
+
+
+def _memory(plan: FitPlan, graph: Graph) -> dict[str, int]:
+    """Return the peak of a process in each stage, its cache included as far as it can be full."""
+    shape = plan.shape if graph.summary["k"] < graph.summary["longest_k"] else plan.whole().shape
+    known = plan.memory()
+    points = min(plan.cache_nbytes, shape.n_points * shape.point_nbytes)
+    rows = min(plan.coordinator_cache_nbytes, shape.n_points * shape.row_nbytes)
+    beside = memory.coordinator_nbytes(shape)
+    return {
+        "scan": known["scan"],
+        "points": max(known["exchange"], known["partition"]),
+        "graph": known["neighbors"] + points,
+        "density": known["density"] + points,
+        "expand": beside + rows,
+        "fragments": known["fragments"] + points,
+        "reassign": beside,
+        "publish": beside,
+    }
