@@ -55,10 +55,10 @@ def read_bytes(options: argparse.Namespace, folder: Path) -> None:
         run = fit(source, cache_limit=cache, n_workers=N_WORKERS)
         facts = run.summary["stages"]["expand"]
         print(
-            f"bytes      1,000,000 x {n_columns}, cache {facts['cache_nbytes'] / 1e6:.0f} of "
-            f"{facts['graph_nbytes'] / 1e6:.0f} MB: expansion read "
-            f"{facts['read_nbytes'] / 1e6:.0f} MB: {facts['read_nbytes'] / facts['graph_nbytes']:.2f} times the graph (aim 2.5), "
-            f"{facts['seconds']:.1f} s"
+            f"bytes      1,000,000 x {n_columns}, cache {facts['cache_nbytes'] / 1e6:.0f} MB: "
+            f"expansion read {facts['read_nbytes'] / 1e6:.0f} MB: "
+            f"{facts['read_nbytes'] / facts['graph_nbytes']:.2f} times the graph of "
+            f"{facts['graph_nbytes'] / 1e6:.0f} MB (aim 2.5), {facts['seconds']:.1f} s"
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import tempfile
 import time
 import warnings
 from typing import Any
@@ -19,7 +20,7 @@ from dask.utils import format_bytes
 from numpy.typing import NDArray
 
 from spore_dask import memory
-from spore_dask.fitting import Job, find_job, fit
+from spore_dask.fitting import Job, find_job, fit, place_beside
 from spore_dask.graph import Graph
 from spore_dask.pilot import CELLS, compared_by_cells
 from spore_dask.plan import FitPlan
@@ -123,7 +124,8 @@ def estimate(source: Any, out: Any = None, **options: Any) -> Estimate:
     n_workers = options.pop("n_workers", None)
     memory_limit = options.pop("memory_limit", None)
     options.pop("progress", None)
-    job = find_job(source, out or "estimate", **options)
+    place = out or place_beside(source) or tempfile.gettempdir()
+    job = find_job(source, place, **options)
     plan = job.plan(memory_limit, None if client is not None else n_workers)
     sample = _sample(job.data.source, job.data.content)
     run, between = _measure(job, sample, options)
