@@ -46,6 +46,7 @@ class Pages:
             np.empty(size, distances.dtype),
         )
         self._page_in_slot = np.full(self.n_slots, -1, np.int64)
+        self._is_kept = np.zeros(self.n_slots, bool)
         self._oldest = 0
         self.read_nbytes = 0
         """Bytes read so far."""
@@ -57,10 +58,11 @@ class Pages:
         """Bytes of all pages on disk."""
         return self.n_rows * sum(files.row_nbytes for files in self._files)
 
-    def bring(self, pages: NDArray[np.int64]) -> None:
-        """Bring pages in, if they are not; as many as there are slots for, the first ones first.
+    def bring(self, pages: NDArray[np.int64]) -> int:
+        """Bring pages in, as many as there are slots for, the first ones first.
 
         Pages that are at hand and asked for stay; of the others, those brought first make room.
+        Returns the number of pages that were read.
         """
         pages = pages[np.sort(np.unique(pages, return_index=True)[1])][: self.n_slots]
         slots = self.slots.slot_of_page[pages]
@@ -69,13 +71,15 @@ class Pages:
         for first in range(0, len(missing), self._pages_per_batch):
             batch = slice(first, first + self._pages_per_batch)
             self._read(missing[batch], room[batch])
+        return len(missing)
 
     def _make_room(self, n_wanted: int, kept: NDArray[np.integer]) -> NDArray[np.int64]:
         """Return slots to fill next, from the oldest on, none of them among the `kept`."""
-        free = np.ones(self.n_slots, bool)
-        free[kept] = False
-        in_turn = np.roll(np.arange(self.n_slots), -self._oldest)
-        room = in_turn[free[in_turn]][:n_wanted]
+        n_looked_at = min(n_wanted + len(kept), self.n_slots)
+        in_turn = (self._oldest + np.arange(n_looked_at)) % self.n_slots
+        self._is_kept[kept] = True
+        room = in_turn[~self._is_kept[in_turn]][:n_wanted]
+        self._is_kept[kept] = False
         if n_wanted:
             self._oldest = int(room[-1] + 1) % self.n_slots
         left = self._page_in_slot[room]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import io
 import json
@@ -37,6 +38,13 @@ HEADER_NBYTES = 4096
 """More than the header of any .npy file of ours."""
 
 
+@functools.lru_cache(maxsize=256)
+def _find_files(url: str) -> tuple[Any, str]:
+    """Return the file system of an address, and the path there."""
+    files, path = fsspec.core.url_to_fs(url)
+    return files, path.rstrip("/")
+
+
 @dataclasses.dataclass(frozen=True)
 class Folder:
     """A folder of arrays, documents and further folders, named by its address."""
@@ -45,8 +53,7 @@ class Folder:
 
     @property
     def _files(self) -> tuple[Any, str]:
-        files, path = fsspec.core.url_to_fs(self.url)
-        return files, path.rstrip("/")
+        return _find_files(self.url)
 
     @property
     def name(self) -> str:
@@ -56,7 +63,8 @@ class Folder:
     @property
     def is_local(self) -> bool:
         """Whether this is on a disk that this machine has mounted."""
-        return "file" in np.atleast_1d(self._files[0].protocol)
+        protocol = self._files[0].protocol
+        return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
 
     def child(self, name: str) -> Folder:
         """Return a folder in this one."""

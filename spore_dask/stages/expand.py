@@ -34,6 +34,9 @@ STEPS_PER_CALL = 1 << 20
 """Points that expand before it is asked whether a checkpoint is due."""
 LEAST_AHEAD = 64
 """Seeds whose rows are read ahead; doubled each time that all of them were of use."""
+MOST_AHEAD = 1 << 14
+PAGES_AROUND = 8
+"""Pages next to each other that are read together while a cluster grows."""
 LARGE_QUEUE = 1000
 """Points in the queue that tell that a cluster will push out what was read for later seeds."""
 
@@ -155,14 +158,24 @@ class Expansion:
             places = places[np.isin(soon, self.longer.points, assume_unique=True)]
             self.longer_pages.bring(places // PAGE_ROWS)
             return
+        if tail - head > LARGE_QUEUE:
+            self.n_ahead = LEAST_AHEAD
         if tail == 1:
             later = seeds[int(now["seed"]) :]
             later = later[growth.labels[later] == kernel.UNASSIGNED][: self.n_ahead]
             soon = np.append(soon, later)
-            self.n_ahead = min(2 * self.n_ahead, self.pages.n_slots)
-        elif tail - head > LARGE_QUEUE:
-            self.n_ahead = LEAST_AHEAD
-        self.pages.bring(soon.astype(np.int64) // PAGE_ROWS)
+            self.n_ahead = min(2 * self.n_ahead, MOST_AHEAD, self.pages.n_slots)
+        pages = soon.astype(np.int64) // PAGE_ROWS
+        self.pages.bring(pages if tail == 1 else np.append(pages, self._around(pages)))
+
+    def _around(self, pages: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the pages near some pages that a growing cluster may need next."""
+        groups = np.unique(pages // PAGES_AROUND)
+        near = (groups[:, None] * PAGES_AROUND + np.arange(PAGES_AROUND)).ravel()
+        near = near[near < len(self.growth.labels) // PAGE_ROWS]
+        points = near[:, None] * PAGE_ROWS + np.arange(PAGE_ROWS)
+        free: NDArray[np.bool_] = (self.growth.labels[points] == kernel.UNASSIGNED).any(axis=1)
+        return near[free]
 
     def _save(self) -> None:
         """Keep where the expansion stands."""
