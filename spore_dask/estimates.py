@@ -201,6 +201,8 @@ def _project(
             seconds *= search
         unsure = UNSURE if name in ("fragments", "reassign") and factor > 1 else 1.0
         disk = stage["nbytes"] * factor
+        if name == "scan":  # the drawn rows
+            disk = plan.input_shape.sample_size * plan.input_shape.row_nbytes
         projected[name] = StageEstimate(
             nbytes, (disk / unsure, disk * unsure), (seconds / unsure, seconds * unsure)
         )

@@ -92,10 +92,32 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         Seed of the "random" seeding order and of the approximate search.
     recall_target : float, default 0.97
         Share of the true neighbours that an approximate search aims for.
-    out, graph, resume, component, knn_index, n_partitions, memory_limit, cache_limit, client, \
-n_workers, progress, keep
-        As in `spore_dask.fit`. An array is clustered in memory unless one of them is given; any
+    out : path or URL, optional
+        Folder of a run on disk. This and the following options are those of `spore_dask.fit`: an
+        array is clustered in memory unless one of them is given (`resume` and `keep` aside); any
         other source goes the way of `fit`.
+    graph : Graph, Run or path, optional
+        An earlier graph of the same source.
+    resume : bool, default True
+        Whether to take up what an earlier call has left.
+    component : str, optional
+        Path of the array in the Zarr group at the source.
+    knn_index : {"cells", "pynndescent"}, optional
+        Index of an approximate search.
+    n_partitions : int, optional
+        Parts that the points are shared out among.
+    memory_limit : int or str, optional
+        What each process may use, such as "1GiB".
+    cache_limit : int or str, optional
+        What the coordinator's cache of neighbour rows may take.
+    client : distributed.Client or str, optional
+        A Dask cluster, or its scheduler's address.
+    n_workers : int, optional
+        Local processes; 0 runs everything in this one.
+    progress : optional
+        True or "bar", "log", a pathlib.Path for a file, a function of one event, or a list.
+    keep : {"predict", "labels", "all"}, default "predict"
+        What stays on disk.
 
     Attributes
     ----------

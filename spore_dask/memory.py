@@ -136,7 +136,7 @@ def shape_of(
         most = min(
             POINTS_PER_SHARD,
             PARTITION_NBYTES // probe.point_nbytes,
-            SHARD_NBYTES // probe.row_nbytes,
+            SHARD_NBYTES // probe.entries_nbytes(probe.longest_k),
         )
         n_partitions = -(-n_points // max(1, most))
         n_partitions = max(1, n_partitions, min(LEAST_PARTITIONS, n_points // LEAST_POINTS))

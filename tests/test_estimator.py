@@ -1,14 +1,17 @@
 import inspect
 import re
 
+import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
+import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.base import clone
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+import spore_dask
 from spore_dask import SPORE, InputError, ParameterError
 from spore_dask.datasets import blobs_and_shapes
 from tests import naive
@@ -159,3 +162,36 @@ def test_the_docstring_lists_the_parameters():
 def test_clone_keeps_parameters():
     model = SPORE(z=1.0, scale="standard", knn="exact")
     assert clone(model).get_params() == model.get_params()
+
+
+def test_sources_and_options_of_fit(tmp_path):
+    x, _ = blobs_and_shapes(3000, 3, seed=1, dtype=np.float32)
+    zarr.create_array(str(tmp_path / "x.zarr"), shape=x.shape, dtype=x.dtype, chunks=(700, 3))[
+        ...
+    ] = x
+    expected = SPORE(knn="exact", retention_rate=0.3).fit(x)
+    assert expected.run_ is None
+    dask_array = da.from_array(x, chunks=(500, 3))
+    for source in (tmp_path / "x.zarr", zarr.open_array(str(tmp_path / "x.zarr")), dask_array, x):
+        model = SPORE(n_workers=0, n_partitions=2, retention_rate=0.3).fit(source)
+        for name in ("labels_", "provenance_", "clusters_"):
+            np.testing.assert_array_equal(getattr(model, name), getattr(expected, name))
+        for name in ("n_clusters_", "thresholds_", "params_", "recall_", "exact_"):
+            assert getattr(model, name) == getattr(expected, name), name
+        assert model.n_features_in_ == 3
+        np.testing.assert_array_equal(model.run_.labels[...], model.labels_)
+    assert clone(model).get_params() == model.get_params()
+
+
+def test_every_option_of_fit_is_one_of_the_estimator():
+    options = set(inspect.signature(spore_dask.fit).parameters) - {"source", "params"}
+    assert options <= set(SPORE().get_params())
+
+
+def test_a_recall_under_the_target_warns_in_memory():
+    x = np.random.default_rng(0).random((6000, 90)).astype(np.float32)
+    with pytest.warns(UserWarning, match=r"has recall 0\.\d+ \+- 0\.\d+.* recall_target is 1:"):
+        model = SPORE(knn="approximate", recall_target=1.0, max_connectivity=10).fit(x)
+    assert 0 < model.recall_.sampled < 1
+    assert 0 < model.recall_.error < 0.1
+    assert not model.exact_
