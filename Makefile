@@ -4,15 +4,16 @@
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
+PYTEST := --numprocesses 2
 PACKAGES := chromium iproute2 slurm-wlm
 
-.PHONY: demo test test-all lint check-python system-packages pictures bench-phases bench-graphs clean
+.PHONY: demo test test-all lint check-python system-packages pictures bench-phases bench-graphs bench-fits clean
 
 demo: .venv/ready
 	$(BIN)/spore-dask demo
 
 test: .venv/ready .venv/kernels lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PYTEST)
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -20,7 +21,7 @@ lint: .venv/ready
 	$(BIN)/mypy
 
 test-all: system-packages .venv/ready .venv/kernels lint
-	SPORE_EXAMPLES=1000 $(BIN)/python -m pytest
+	SPORE_EXAMPLES=1000 $(BIN)/python -m pytest $(PYTEST)
 
 # The Debian packages that some tests drive; those tests skip where they are absent.
 system-packages:
@@ -37,6 +38,10 @@ PARTS ?=
 bench-graphs: .venv/ready
 	$(BIN)/python -m pipelines.graphs $(PARTS)
 
+# The whole run: bytes read, memory, speed against peers, scaling, estimates.
+bench-fits: .venv/ready .venv-peer/ready
+	$(BIN)/python -m pipelines.fits --peer-python .venv-peer/bin/python $(PARTS)
+
 pictures: .venv/ready
 	$(BIN)/python docs/pictures.py
 
@@ -49,6 +54,7 @@ pictures: .venv/ready
 # numba does not see that a function inlined from another file has changed: compile anew.
 .venv/kernels: $(wildcard spore_dask/kernels/*.py) | .venv/ready
 	find spore_dask -name '*.nb[ci]' -delete
+	rm -rf .pytest_cache/numba-*
 	touch $@
 
 .venv-peer/ready:

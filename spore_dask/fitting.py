@@ -342,9 +342,9 @@ class Fit:
             return False
         params = self.job.resolved
         pilot = functools.partial(_pilot, scanned, params)
-        name = "fragments-" + hash_of(dataclasses.asdict(params))
-        work = Work(name, pilot, [PILOT_POINTS], plan.memory()["driver"])
-        share: float = run_work(self.engine, scanned.folder, work)[0]["share"]
+        work = Work("pilot", pilot, [PILOT_POINTS], plan.memory()["driver"])
+        folder = scanned.folder.child("pilot-" + hash_of(dataclasses.asdict(params)))
+        share: float = run_work(self.engine, folder, work)[0]["share"]
         return share <= MOST_FRAGMENTS
 
     def _density(self, graph: Graph, extent: float) -> Density:

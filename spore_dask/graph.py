@@ -347,8 +347,9 @@ def choose_index(engine: Engine, plan: Plan, scanned: Scan) -> str:
     if shape.n_columns <= FEW_COLUMNS:
         return CELLS
     pilot = functools.partial(_pilot, scanned, shape.n_points, options.knn)
-    work = Work(f"pilot-{options.knn}-{shape.k}", pilot, [shape.k], plan.memory()["driver"])
-    compared = run_work(engine, scanned.folder, work)[0]["compared"]
+    work = Work("pilot", pilot, [shape.k], plan.memory()["driver"])
+    folder = scanned.folder.child(f"pilot-{options.knn}-{shape.k}")
+    compared = run_work(engine, folder, work)[0]["compared"]
     return choose_search(options.knn, compared, shape.n_points, shape.n_columns)
 
 

@@ -276,12 +276,11 @@ def disk_nbytes(shape: Shape, copied_nbytes: int, may_approximate: bool) -> int:
     """Return the most that a run has on disk: points twice, or points and graph.
 
     `copied_nbytes` is what of the input has to be written first; an approximate search has its
-    lists twice, and their edges, before the graph. Every point may have copies, and a longer row.
+    lists twice, and their edges, before the graph. Longer rows of points that have copies, of which
+    there may be none, are beside.
     """
     points = shape.n_points * shape.point_nbytes * 21 // 20 + shape.sample_size * shape.point_nbytes
     graph = shape.n_points * (shape.row_nbytes + shape.number_nbytes)
-    if shape.longer_nbytes:
-        graph += shape.n_points * (shape.longer_nbytes + shape.number_nbytes)
     entry = shape.itemsize + shape.number_nbytes + 1
     lists = shape.n_points * (shape.k + LIST_MARGIN) * entry
     work = graph + lists if may_approximate else graph

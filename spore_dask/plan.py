@@ -100,10 +100,7 @@ class Plan:
         n_points, n_columns = self.data.source.shape
         copied = n_points * n_columns * np.dtype(self.data.source.dtype).itemsize
         copied = 0 if self.data.content is None else copied
-        return max(
-            memory.disk_nbytes(shape, copied, self.may_approximate)
-            for shape in (self.shape, self._largest_shape)
-        )
+        return memory.disk_nbytes(self.shape, copied, self.may_approximate)
 
     def memory(self) -> dict[str, int]:
         """Return the projected peak of a process in each stage."""
@@ -219,15 +216,12 @@ class FitPlan(Plan):
 
     @property
     def disk_nbytes(self) -> int:
-        """Bytes that the run has on disk at most: graph, order, labels, and all points fragments.
+        """Bytes that the run is sure to have on disk: points, rows, order and labels.
 
-        Rows of fragments are there twice for a while.
+        Longer rows, of fragments and of points with copies, are beside: `estimate` tells.
         """
-        shape = self.shape
-        rows = 0 if shape.k == shape.longest_k else 2 * shape.entries_nbytes(shape.longest_k)
-        order = shape.key_nbytes + 24
-        labels = 4 * memory.LABEL_NBYTES
-        return super().disk_nbytes + shape.n_points * (labels + max(rows, order))
+        order_nbytes = self.shape.key_nbytes + 3 * memory.LABEL_NBYTES
+        return super().disk_nbytes + self.shape.n_points * order_nbytes
 
     @property
     def coordinator_cache_nbytes(self) -> int:

@@ -8,6 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # numba's cache is not safe to share
+    os.environ["NUMBA_CACHE_DIR"] = str(
+        Path(__file__).parents[1] / ".pytest_cache" / f"numba-{os.environ['PYTEST_XDIST_WORKER']}"
+    )
+
 settings.register_profile(
     "default",
     deadline=None,

@@ -33,6 +33,8 @@ from tests.test_graph import crowd
 HEAD, LONGEST = 5, 12
 N_RANGES = 7
 
+LARGE = np.array([3, 8, 20])
+
 
 def points_on_disk(graph):
     """Return the points that a graph was built from."""
@@ -69,7 +71,6 @@ def write_skeletons(folder, is_fragment, chunk_rows):
     array = folder.create_rows("skeletons", (n_points,), np.int32, chunk_rows)
     for first in range(0, n_points, chunk_rows):
         array.write(first, clusters[first : first + chunk_rows].astype(np.int32))
-    folder.write_array("large", np.array([3, 8, 20]))
 
 
 def tiny_cells(points_per_cell=4, block_nbytes=2000):
@@ -277,7 +278,7 @@ def test_fragments_have_the_rows_of_the_whole_graph_in_order(case, tmp_path, k, 
     is_fragment = np.random.default_rng(3).random(6000) < share
     spec = case.spec(k, is_fragment, f"{k}-{share}")
     with open_engine(n_workers=0) as engine:
-        fragments = gather_fragments(engine, Folder(str(tmp_path)), spec)
+        fragments = gather_fragments(engine, Folder(str(tmp_path)), spec, LARGE)
     case.assert_rows(fragments, is_fragment)
     assert not (tmp_path / "buckets").exists()
     n_searched = Folder(str(tmp_path)).read_json("done.json")["coordinates_compared"]
@@ -290,7 +291,7 @@ def test_fragments_of_a_few_ranges_and_shards(case, tmp_path):
     is_fragment[:1500] = False
     with open_engine(n_workers=0) as engine:
         spec = case.spec(HEAD, is_fragment, "few")
-        fragments = gather_fragments(engine, Folder(str(tmp_path)), spec)
+        fragments = gather_fragments(engine, Folder(str(tmp_path)), spec, LARGE)
     assert (fragments.counts > 0).sum() == 1
     case.assert_rows(fragments, is_fragment)
 
@@ -299,7 +300,7 @@ def test_fragments_on_workers(case, tmp_path):
     is_fragment = np.random.default_rng(4).random(6000) < 0.3
     with open_engine(n_workers=2) as engine:
         spec = case.spec(HEAD, is_fragment, "workers")
-        fragments = gather_fragments(engine, Folder(str(tmp_path)), spec)
+        fragments = gather_fragments(engine, Folder(str(tmp_path)), spec, LARGE)
     case.assert_rows(fragments, is_fragment)
 
 
@@ -320,13 +321,14 @@ def test_a_kill_before_any_write_is_survived(case, tmp_path, monkeypatch):
             with monkeypatch.context() as patch:
                 patch.setattr(Folder, "write_bytes", stop)
                 try:
-                    gather_fragments(engine, folder, spec)
+                    gather_fragments(engine, folder, spec, LARGE)
                     break
                 except KeyboardInterrupt:
                     pass
-            case.assert_rows(gather_fragments(engine, folder, spec), is_fragment)
+            case.assert_rows(gather_fragments(engine, folder, spec, LARGE), is_fragment)
     n_shards, n_ranges = spec.graph.n_shards, spec.order.n_ranges
-    assert n_written == 4 * n_shards + 1 + 4 * n_ranges + 1  # each with a receipt; counts, marker
+    # each with a receipt; the large clusters, the counts, the marker
+    assert n_written == 1 + 4 * n_shards + 1 + 4 * n_ranges + 1
 
 
 def test_more_neighbours_than_copies_were_kept_for_are_refused(case, tmp_path):
@@ -334,7 +336,7 @@ def test_more_neighbours_than_copies_were_kept_for_are_refused(case, tmp_path):
     shape = memory.shape_of(6000, 3, 4, HEAD, 4, LONGEST - 1)
     spec = dataclasses.replace(spec, shape=shape)
     with open_engine(n_workers=0) as engine, pytest.raises(ValueError, match="longest_k is 11"):
-        gather_fragments(engine, Folder(str(tmp_path)), spec)
+        gather_fragments(engine, Folder(str(tmp_path)), spec, LARGE)
 
 
 def test_numbers_of_64_bits(case, tmp_path, monkeypatch):
@@ -346,7 +348,7 @@ def test_numbers_of_64_bits(case, tmp_path, monkeypatch):
     spec = case.spec(HEAD, is_fragment, "wide")
     spec = dataclasses.replace(spec, points=points_on_disk(graph), graph=graph.graph_rows)
     with open_engine(n_workers=0) as engine:
-        fragments = gather_fragments(engine, Folder(str(tmp_path / "wide")), spec)
+        fragments = gather_fragments(engine, Folder(str(tmp_path / "wide")), spec, LARGE)
     CACHE.clear()
     whole = case.graphs[LONGEST].neighbors[...]
     for i in range(N_RANGES):
@@ -382,6 +384,6 @@ def test_peak_memory_is_within_the_projections(tmp_path):
         points_on_disk(graph), rows, shape, order, folder, longest_k, cache_nbytes, needs
     )
     with open_engine(n_workers=2) as engine:
-        fragments = gather_fragments(engine, folder.child("fragments"), spec)
+        fragments = gather_fragments(engine, folder.child("fragments"), spec, LARGE)
         assert fragments.n_fragments == len(x)
         assert worker_peak(engine.peaks()) <= needs + cache_nbytes

@@ -58,7 +58,7 @@ def test_projections_grow_with_what_they_hold():
     assert memory.neighbors_nbytes(larger_k) > memory.neighbors_nbytes(small)
     longer = dataclasses.replace(small, longest_k=40)
     assert memory.neighbors_nbytes(longer) > memory.neighbors_nbytes(small)
-    assert memory.disk_nbytes(longer, 0, False) > memory.disk_nbytes(larger_k, 0, False)
+    assert memory.disk_nbytes(larger_k, 0, False) > memory.disk_nbytes(longer, 0, False)
     assert memory.fragments_nbytes(small, 40, 10) > memory.fragments_nbytes(small, 20, 10)
     assert memory.fragments_nbytes(small, 20, 10**6) > memory.fragments_nbytes(small, 20, 10)
     assert memory.gather_nbytes(dataclasses.replace(small, n_partitions=4)) > memory.gather_nbytes(

@@ -53,7 +53,8 @@ def _build(engine: Engine, spec: PublishSpec, folder: Folder) -> Receipt:
             labels[rows], provenance[rows] = found, rounds
             here = (seeds >= first) & (seeds < last)
             table["seed_row"][here] = rows[seeds[here] - first]
-            table["size"] += np.bincount(found[found != NOISE], minlength=len(table))
+            numbers, counts = np.unique(found[found != NOISE], return_counts=True)
+            table["size"][numbers] += counts
             done()
     folder.write_array("clusters", table)
     return {
