@@ -54,7 +54,7 @@ from spore_dask.tasks import MARKER, Receipt, Work, is_done, run_work
 
 MOST_FRAGMENTS = 1 / 3
 """Share of fragments from which on all rows are searched with K neighbours at once."""
-PILOT_POINTS = 20_000
+PILOT_POINTS = 1 << 13
 """Points that are clustered to tell the share of fragments."""
 
 

@@ -93,10 +93,15 @@ class Pages:
         breaks = np.flatnonzero(np.diff(pages) > 1) + 1
         firsts = pages[np.append(0, breaks)] * PAGE_ROWS
         lasts = np.minimum((pages[np.append(breaks, len(pages)) - 1] + 1) * PAGE_ROWS, self.n_rows)
+        in_a_row = len(firsts) == 1 and bool((np.diff(room) == 1).all())
         for files, target in zip(self._files, self.slots[2:], strict=True):
+            width = target.shape[1]
+            if in_a_row and files.row_shape == (width,):
+                found = files.read_ranges(firsts, lasts, target[room[0] * PAGE_ROWS :])
+                self.read_nbytes += found.nbytes
+                continue
             found = np.empty((len(pages) * PAGE_ROWS, *files.row_shape), files.dtype)
             self.read_nbytes += files.read_ranges(firsts, lasts, found).nbytes
-            width = target.shape[1]
             whole_pages = found[:, :width].reshape(len(pages), PAGE_ROWS * width)
             target.reshape(self.n_slots, PAGE_ROWS * width)[room] = whole_pages
         self._page_in_slot[room] = pages
