@@ -316,11 +316,12 @@ class Fit:
         """Refuse a graph that does not fit the source or the parameters."""
         check_unchanged(Folder(graph.path), self.job.data.source)
         check_unchanged(self.job.folder, self.job.data.source, remember=True)
-        needed, n_points = self.job.resolved, self.job.data.source.shape[0]
-        if graph.n_points != n_points:
+        needed, source = self.job.resolved, self.job.data.source
+        identities = {graph.summary["identity"], source.identity} - {None}
+        if graph.n_points != source.shape[0] or len(identities) > 1:
             raise InputError(
                 f"The graph at {graph.path!r} has {graph.n_points} points, but the source "
-                f"{n_points}: give the graph of this source."
+                f"{source.shape[0]}, or other ones: give the graph of this source."
             )
         longest_k = int(graph.summary["longest_k"])
         if graph.k < self.job.head_k or longest_k < needed.k:

@@ -293,6 +293,7 @@ def search_graph(engine: Engine, folder: Folder, plan: Plan, scanned: Scan, sear
             "dtype": points.dtype,
             "points": points.folder.name,
             "scan": scanned.folder.name,
+            "identity": plan.data.source.identity,
             "search": search,
             "found": found,
             "recall": dataclasses.asdict(recall),

@@ -204,9 +204,10 @@ class FitPlan(Plan):
 
     def memory(self) -> dict[str, int]:
         """Return the projected peak of a process in each stage; that of the cache is beside."""
-        shape = self._largest_shape
+        shape, projected = self._largest_shape, super().memory()
         return {
-            **super().memory(),
+            **projected,
+            "driver": max(projected["driver"], memory.density_driver_nbytes(shape)),
             "density": memory.density_nbytes(shape),
             "expand": memory.coordinator_nbytes(shape),
             "fragments": memory.fragments_nbytes(

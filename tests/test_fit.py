@@ -271,6 +271,8 @@ class TestSharing:
             fit(town(), tmp_path / "out", graph=graph, n_workers=0)
         with pytest.raises(InputError, match="has 20000 points, but the source 100"):
             fit(town()[:100], tmp_path / "out", graph=graph, n_workers=0)
+        with pytest.raises(InputError, match="or other ones"):
+            fit(town() + 1, tmp_path / "out", graph=graph, n_workers=0)
 
     def test_a_fresh_start(self, tmp_path):
         source = write_zarr(tmp_path / "x.zarr", town()[:3000])
