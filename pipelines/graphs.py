@@ -377,12 +377,14 @@ def scaling(options: argparse.Namespace, folder: Path) -> None:
     x = blobs_and_shapes(1_000_000, 3, dtype=np.float32)[0]
     million = write_zarr(folder / "million.zarr", x, 16)
     tenth = write_zarr(folder / "tenth.zarr", x[:100_000], 16)
-    with cluster(1) as client:
-        one = stage_seconds(million, folder / "one", 38, client)[1]
-    with cluster() as client:
-        whole, two = stage_seconds(million, folder / "two", 38, client)
+    for run in range(options.runs):
+        with cluster(1) as client:
+            one = stage_seconds(million, folder / f"one{run}", 38, client)[1]
+        with cluster() as client:
+            whole, two = stage_seconds(million, folder / f"two{run}", 38, client)
         print(f"scaling    1,000,000 x 3, neighbors: 1 worker {one:.2f} s, 2 workers {two:.2f} s: "
               f"{one / two:.2f} times as fast (aim 1.7)")  # fmt: skip
+    with cluster() as client:
         small = stage_seconds(tenth, folder / "small", 38, client)[0]
         large_source = generate(folder / "large.zarr", 10_000_000, 3)
         large = stage_seconds(large_source, folder / "large", 38, client)[0]

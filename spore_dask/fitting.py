@@ -35,7 +35,7 @@ from spore_dask.graph import (
 )
 from spore_dask.inputs import Input, check_unchanged, find_input
 from spore_dask.params import Params, ResolvedParams
-from spore_dask.pilot import CELLS
+from spore_dask.pilot import CELLS, EXACT
 from spore_dask.plan import FitPlan, Options, make_plan
 from spore_dask.points import CACHE
 from spore_dask.progress import as_consumer
@@ -302,6 +302,7 @@ class Fit:
         job, plan, engine = self.job, self.plan, self.engine
         scanned = scan_source(engine, job.folder, plan)
         search = choose_index(engine, plan, scanned)
+        plan = plan.exact() if search in EXACT else plan
         if search != CELLS or not self._few_fragments(plan, scanned, search):
             plan = plan.whole()
         graph = search_graph(engine, job.folder, plan, scanned, search)

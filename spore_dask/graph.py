@@ -253,6 +253,7 @@ def _build(engine: Engine, folder: Folder, plan: Plan) -> str:
     plan = dataclasses.replace(plan, data=plan.data.known(engine, plan.memory()["scan"]))
     scanned = scan_source(engine, folder, plan)
     search = choose_index(engine, plan, scanned)
+    plan = plan.exact() if search in EXACT else plan
     graph = search_graph(engine, folder, plan if search == CELLS else plan.whole(), scanned, search)
     folder.write_json(POINTER, {"name": graph.name})
     graph.recall.warn_if_below(plan.options.recall_target, stacklevel=4)

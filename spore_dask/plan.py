@@ -142,10 +142,16 @@ class Plan:
             self, shape=dataclasses.replace(self.shape, k=self.shape.longest_k)
         )
 
+    def exact(self) -> Self:
+        """Return the plan of a search that is sure to be exact, which leaves more to the cache."""
+        return dataclasses.replace(self, options=dataclasses.replace(self.options, knn="exact"))
+
     @property
     def cache_nbytes(self) -> int:
         """Bytes of other partitions that a searching process keeps: half of what is left."""
-        left = self.memory_limit - self.memory()["neighbors"]
+        projected = self.memory()
+        stages = ("neighbors", "density", "fragments")
+        left = self.memory_limit - max(projected.get(stage, 0) for stage in stages)
         return max(0, left // 2)
 
     def check(self) -> None:
