@@ -51,9 +51,9 @@ class Checkpoints:
 
     def remove(self) -> None:
         """Remove what is left of them."""
-        if self.last() is not None:
-            self._folder.remove(DOCUMENT)
-            self._child(self._number).remove()
+        for name in self._folder.names():
+            if name.startswith("checkpoint"):
+                self._folder.remove(name)
 
     def _child(self, number: int) -> Folder:
         return self._folder.child(f"checkpoint-{number}")

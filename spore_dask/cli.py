@@ -33,14 +33,15 @@ def demo(points: int, columns: int, seed: int, memory_limit: str, folder: str | 
     with contextlib.ExitStack() as stack:
         place = folder or stack.enter_context(tempfile.TemporaryDirectory())
         data, truth = blobs_and_shapes(points, columns, seed, dtype="float32")
-        Folder(address(place)).write_zarr("demo.zarr", data, -(-points // 16))
+        source = Folder(address(place)).child(f"demo-{points}-{columns}-{seed}.zarr")
+        if not source.exists():
+            Folder(address(place)).write_zarr(source.name, data, -(-points // 16))
         del data
         click.echo(f"Generated {points:,} points in {columns} columns, {truth.max() + 1} clusters.")
         click.echo("Compiling; after the first run this comes from a cache ...")
         spore_dask.fit(blobs_and_shapes(6000, columns, seed, dtype="float32")[0], n_workers=2)
         started = time.perf_counter()
-        source = f"{place}/demo.zarr"
-        run = spore_dask.fit(source, memory_limit=memory_limit, seed=seed, progress=True)
+        run = spore_dask.fit(source.url, memory_limit=memory_limit, seed=seed, progress=True)
         _describe(run, truth, time.perf_counter() - started)
 
 

@@ -123,8 +123,9 @@ def estimate(source: Any, out: Any = None, **options: Any) -> Estimate:
     client = options.pop("client", None)
     n_workers = options.pop("n_workers", None)
     memory_limit = options.pop("memory_limit", None)
-    options.pop("progress", None)
-    place = out or place_beside(source) or tempfile.gettempdir()
+    for name in ("progress", "resume"):
+        options.pop(name, None)
+    place = out or place_beside(source) or f"{tempfile.gettempdir()}/spore_dask-estimate"
     job = find_job(source, place, **options)
     plan = job.plan(memory_limit, None if client is not None else n_workers)
     sample = _sample(job.data.source, job.data.content)
@@ -165,7 +166,7 @@ def _measure(job: Job, sample: NDArray[Any], options: dict[str, Any]) -> tuple[R
     given = {name: options[name] for name in names - {"graph", "resume", "component", "keep"}}
     given |= {
         **dataclasses.asdict(job.params),
-        "min_cluster_size": exponent,
+        "min_cluster_size": max(1, math.floor(len(sample) ** exponent)),
         "density_neighbors": params.density_neighbors,
         "expansion_neighbors": params.expansion_neighbors,
         "reassignment_neighbors": params.reassignment_neighbors,
@@ -186,13 +187,13 @@ def _project(
     job: Job, plan: FitPlan, run: Run, sample: NDArray[Any], n_parallel: int
 ) -> dict[str, StageEstimate]:
     """Project what the stages took for the sample to all points."""
-    graph = Graph(*run.summary["graph"])
+    graph = Graph(*run.graph)
     factor = job.resolved.n_points / len(sample)
     search = _search_growth(job, graph, sample) if factor > 1 else 1.0
     projected = {}
     for name, nbytes in _memory(plan, graph).items():
         stage = run.summary["stages"].get(name)
-        if stage is None:
+        if stage is None or (job.graph is not None and name in ("scan", "points", "graph")):
             continue
         seconds = stage.get("seconds", 0.0) * factor
         if name not in HERE:
@@ -229,9 +230,9 @@ def _memory(plan: FitPlan, graph: Graph) -> dict[str, int]:
     rows = min(plan.coordinator_cache_nbytes, shape.n_points * shape.row_nbytes)
     beside = memory.coordinator_nbytes(shape)
     return {
-        "scan": known["scan"],
-        "points": max(known["exchange"], known["partition"]),
-        "graph": known["neighbors"] + points,
+        "scan": known.get("scan", 0),
+        "points": max(known.get("exchange", 0), known.get("partition", 0)),
+        "graph": known.get("neighbors", 0) + points,
         "density": known["density"] + points,
         "expand": beside + rows,
         "fragments": known["fragments"] + points,

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 import zarr
 from dask.utils import parse_bytes
+from numpy.typing import NDArray
 
 from spore_dask.clustering import cluster_rows
-from spore_dask.clusters import Thresholds, thresholds_of
+from spore_dask.clusters import Thresholds, smallest_final_size, thresholds_of
 from spore_dask.engine import Engine, open_engine
 from spore_dask.errors import InputError, ParameterError
 from spore_dask.graph import (
@@ -30,23 +31,43 @@ from spore_dask.graph import (
     Graph,
     choose_index,
     graph_folder,
+    points_folder,
+    scan_folder,
     scan_source,
     search_graph,
 )
 from spore_dask.inputs import Input, check_unchanged, find_input
+from spore_dask.orders import Order
 from spore_dask.params import Params, ResolvedParams
 from spore_dask.pilot import CELLS, EXACT
 from spore_dask.plan import FitPlan, Options, make_plan
 from spore_dask.points import CACHE
 from spore_dask.progress import as_consumer
-from spore_dask.runs import KEEP, POINTER, RESULT, SUMMARY, Run, as_run, clean, forget, run_ids
+from spore_dask.runs import (
+    KEEP,
+    KEPT,
+    POINTER,
+    RESULT,
+    SUMMARY,
+    Run,
+    as_run,
+    clean,
+    kept_stages,
+    remove_stage,
+    run_ids,
+)
 from spore_dask.search import neighbor_rows
 from spore_dask.shards import Fragments
 from spore_dask.stages.density import Density, DensitySpec, rank_points, reach_percentiles
 from spore_dask.stages.expand import ExpandSpec, expand
 from spore_dask.stages.fragments import FragmentSpec, gather_fragments
 from spore_dask.stages.publish import PublishSpec, publish, publish_one_cluster
-from spore_dask.stages.reassign import ReassignSpec, large_clusters, reassign
+from spore_dask.stages.reassign import (
+    ReassignSpec,
+    count_clusters,
+    large_clusters,
+    reassign,
+)
 from spore_dask.stages.scan import Scan
 from spore_dask.stages.seeds import order_seeds
 from spore_dask.store import Folder, address, address_of, hash_of
@@ -55,7 +76,8 @@ from spore_dask.tasks import MARKER, Receipt, Work, is_done, run_work
 MOST_FRAGMENTS = 1 / 3
 """Share of fragments from which on all rows are searched with K neighbours at once."""
 PILOT_POINTS = 1 << 13
-"""Points that are clustered to tell the share of fragments."""
+PILOT_NBYTES = 64 << 20
+"""Points that are clustered to tell the share of fragments, and bytes of their rows."""
 
 
 def fit(
@@ -130,9 +152,8 @@ n_workers, seed, progress
             cache_limit=cache_limit,
             **params,
         )
-        if not resume:
-            forget(job.folder, job.id)
-        run = job.finished() or _run(job, memory_limit, client, n_workers, progress)
+        run = job.finished() if resume else None
+        run = run or _run(job, resume, memory_limit, client, n_workers, progress)
         if temporary is not None:
             stack.pop_all()
             weakref.finalize(run, shutil.rmtree, temporary, ignore_errors=True)
@@ -158,6 +179,7 @@ def find_job(
     chosen = Options(seed=seed, **{name: options[name] for name in names})
     folder = Folder(address(out))
     data = find_input(source, component, folder)
+    chosen = chosen.check(data.source.shape[0])
     known = None if graph is None else _as_graph(graph)
     return Job(folder, data, chosen, asked, known, keep, cache_limit)
 
@@ -168,7 +190,8 @@ def place_beside(source: Any) -> str | None:
         source = address_of(source)
     if not isinstance(source, str | os.PathLike):
         return None
-    return address(source).rstrip("/").removesuffix(".zarr") + ".spore"
+    store, _, _ = (address(source).rstrip("/") + "/").partition(".zarr/")
+    return store.rstrip("/") + ".spore"
 
 
 def _as_graph(graph: Any) -> Graph:
@@ -176,11 +199,13 @@ def _as_graph(graph: Any) -> Graph:
     if isinstance(graph, Graph):
         return graph
     if isinstance(graph, Run) or run_ids(Folder(address(graph))):
-        return Graph(*as_run(graph).summary["graph"])
+        return Graph(*as_run(graph).graph)
     return Graph(graph)
 
 
-def _run(job: Job, memory_limit: Any, client: Any, n_workers: int | None, progress: Any) -> Run:
+def _run(
+    job: Job, resume: bool, memory_limit: Any, client: Any, n_workers: int | None, progress: Any
+) -> Run:
     """Open an engine, and do the job."""
     consumer = as_consumer(progress)
     with contextlib.ExitStack() as stack:
@@ -192,7 +217,7 @@ def _run(job: Job, memory_limit: Any, client: Any, n_workers: int | None, progre
             limit = plan.memory_limit
             engine = stack.enter_context(open_engine(None, n_workers, limit, consumer))
         stack.callback(CACHE.clear)
-        return Fit(engine, job, plan).run()
+        return Fit(engine, job, plan, resume).run()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,18 +256,24 @@ class Job:
         return self.folder.child(RESULT + self.id)
 
     def finished(self) -> Run | None:
-        """Return the run if it is complete; refuse it if the source has changed since."""
+        """Return the run if it is complete; refuse it if the source has changed since.
+
+        Removes what is no longer to be kept, but does nothing again for what was not.
+        """
         check_unchanged(self.folder, self.data.source)
         if not self.result.exists(SUMMARY):
             return None
         self.folder.write_json(POINTER, {"id": self.id})
-        return Run(self.folder.url, self.id)
+        run = Run(self.folder.url, self.id)
+        levels = list(KEPT)
+        clean(run, min(self.keep, run.summary["keep"], key=levels.index))
+        return run
 
     def plan(self, memory_limit: Any, n_workers: int | None) -> FitPlan:
         """Plan the run; raise a sentence where it cannot work."""
         options = dataclasses.replace(self.options, k=self.head_k, longest_k=self.resolved.k)
-        cache = self.cache_nbytes
-        make = functools.partial(FitPlan, cache_limit=cache)
+        known = None if self.graph is None else self.graph.shape
+        make = functools.partial(FitPlan, cache_limit=self.cache_nbytes, known=known)
         return make_plan(self.data, self.folder, options, memory_limit, n_workers, make)
 
     @property
@@ -265,18 +296,25 @@ class Job:
 class Fit:
     """A fit under way."""
 
-    def __init__(self, engine: Engine, job: Job, plan: FitPlan) -> None:
+    def __init__(self, engine: Engine, job: Job, plan: FitPlan, resume: bool) -> None:
         self.engine = engine
-        data = job.data.known(engine, plan.memory()["scan"])
+        data = job.data.known(engine, plan.memory()["driver"])
         self.job = dataclasses.replace(job, data=data)
         self.plan = dataclasses.replace(plan, data=data)
+        self.resume = resume
         self.stages: dict[str, dict[str, Any]] = {}
 
     def run(self) -> Run:
         """Run the stages, one after another, unless the result is there."""
-        finished = self.job.finished()
-        if finished is not None:
-            return finished
+        with self.job.data.removed_when_done():
+            check_unchanged(self.job.folder, self.job.data.source)
+            finished = self.job.finished() if self.resume else None
+            if finished is None and not self.resume:
+                self.job.result.remove(SUMMARY)
+                remove_stage(self.job.result)
+            return finished or self._run()
+
+    def _run(self) -> Run:
         graph = self._graph()
         extent = graph.points.extent()
         if extent <= 0:
@@ -293,18 +331,27 @@ class Fit:
         """Return the folder of a stage, named by what it depends on."""
         folder = self.job.folder.child(f"{name}-{hash_of(FORMAT, *depends_on)}")
         self.stages[name] = {"name": folder.name}
+        self._start_afresh(folder)
         return folder
+
+    def _start_afresh(self, folder: Folder) -> None:
+        """Remove a stage that is not to be taken up, unless another result has kept it."""
+        if not self.resume and folder.name not in kept_stages(self.job.folder, self.job.id):
+            remove_stage(folder)
 
     def _graph(self) -> Graph:
         """Return the graph to cluster: the one given, or one that is built now."""
         if self.job.graph is not None:
             return self._check_graph(self.job.graph)
         job, plan, engine = self.job, self.plan, self.engine
+        self._start_afresh(scan_folder(job.folder, plan))
         scanned = scan_source(engine, job.folder, plan)
         search = choose_index(engine, plan, scanned)
         plan = plan.exact() if search in EXACT else plan
         if search != CELLS or not self._few_fragments(plan, scanned, search):
             plan = plan.whole()
+        for find in (graph_folder, points_folder):
+            self._start_afresh(find(job.folder, plan, scanned, search))
         graph = search_graph(engine, job.folder, plan, scanned, search)
         graph.recall.warn_if_below(plan.options.recall_target, stacklevel=5)
         self.plan = plan
@@ -315,15 +362,19 @@ class Fit:
 
     def _check_graph(self, graph: Graph) -> Graph:
         """Refuse a graph that does not fit the source or the parameters."""
-        check_unchanged(Folder(graph.path), self.job.data.source)
-        check_unchanged(self.job.folder, self.job.data.source, remember=True)
-        needed, source = self.job.resolved, self.job.data.source
-        identities = {graph.summary["identity"], source.identity} - {None}
-        if graph.n_points != source.shape[0] or len(identities) > 1:
+        needed, source, known = self.job.resolved, self.job.data.source, graph.summary
+        if known["fingerprint"] != source.fingerprint():
             raise InputError(
-                f"The graph at {graph.path!r} has {graph.n_points} points, but the source "
-                f"{source.shape[0]}, or other ones: give the graph of this source."
+                f"The graph at {graph.path!r} was built from {known['source']!r} as it was then, "
+                f"which is not what is now at {source.url!r}: give the graph of this source."
             )
+        for name in ("metric", "scale"):
+            if known[name] != getattr(self.job.options, name):
+                raise ParameterError(
+                    f"{name} is {getattr(self.job.options, name)!r}, but the graph at "
+                    f"{graph.path!r} was built with {known[name]!r}: give the same."
+                )
+        check_unchanged(self.job.folder, source, remember=True)
         longest_k = int(graph.summary["longest_k"])
         if graph.k < self.job.head_k or longest_k < needed.k:
             raise ParameterError(
@@ -384,21 +435,25 @@ class Fit:
         CACHE.clear()
         params, rows = self.job.resolved, graph.graph_rows
         seeds = self._seeds(graph, density)
-        depends_on = density.folder.name, seeds.folder.name, thresholds, params.min_retained
-        folder = self._stage("expand", *depends_on)
+        limits = thresholds.z, thresholds.start_mean, thresholds.start_std, params.min_retained
+        folder = self._stage("expand", density.folder.name, seeds.folder.name, *limits)
         cache_nbytes = self.plan.coordinator_cache_nbytes
         growing = ExpandSpec(rows, seeds, params, thresholds, cache_nbytes)
         grown = expand(self.engine, folder, growing)
-        large = large_clusters(folder, seeds.n_ranges, grown["largest"], params)
-        fragments = self._fragments(graph, density, folder, large)
+        smallest = smallest_final_size(np.array([n for n in grown["largest"] if n]), params)
+        n_large = count_clusters(folder, seeds.n_ranges, smallest)
+        self.plan.check_clusters(n_large)
+        large = large_clusters(folder, seeds.n_ranges, smallest, n_large)
+        fragments = self._fragments(graph, density, folder, smallest, large["number"])
         kept = params.max_scr_rounds, params.reassignment_neighbors
         policy = params.post_reassignment_policy
-        settled = self._stage("reassign", fragments.folder.name, thresholds, *kept, policy)
+        depends_on = fragments.folder.name, thresholds.max_z, *kept, policy
+        settled = self._stage("reassign", *depends_on)
         voting = ReassignSpec(folder, fragments, large, params, thresholds, cache_nbytes)
         reassign(self.engine, settled, voting)
         return publish(self.engine, self.job.result, PublishSpec(settled, rows))
 
-    def _seeds(self, graph: Graph, density: Density) -> Any:
+    def _seeds(self, graph: Graph, density: Density) -> Order:
         """Return the order of the seeds."""
         params = self.job.resolved
         if params.seeding_order == "density":
@@ -408,12 +463,17 @@ class Fit:
         return order_seeds(folder, graph.graph_rows, seed)
 
     def _fragments(
-        self, graph: Graph, density: Density, skeletons: Folder, large: Any
+        self,
+        graph: Graph,
+        density: Density,
+        skeletons: Folder,
+        smallest: int,
+        large: NDArray[np.int64],
     ) -> Fragments:
         """Return the rows of the fragments, if there is to be a vote."""
         params, rows = self.job.resolved, graph.graph_rows
-        folder = self._stage("fragments", skeletons.name, params.k, int(large["size"].min()))
-        if params.max_scr_rounds == 0:
+        folder = self._stage("fragments", skeletons.name, params.k, smallest)
+        if params.max_scr_rounds == 0 or not len(large):
             counts = np.zeros(density.order.n_ranges, np.int64)
             return Fragments(folder, rows.n_points, params.k, rows.dtype, counts)
         spec = FragmentSpec(
@@ -426,7 +486,7 @@ class Fit:
             self.plan.cache_nbytes,
             self.plan.memory()["fragments"],
         )
-        return gather_fragments(self.engine, folder, spec, large["number"])
+        return gather_fragments(self.engine, folder, spec, large)
 
     def _finish(self, graph: Graph, thresholds: Thresholds, published: Receipt) -> Run:
         """Write the summary, which makes the run complete."""
@@ -445,7 +505,7 @@ class Fit:
             "params": dataclasses.asdict(job.resolved),
             "thresholds": dataclasses.asdict(thresholds),
             "recall": dataclasses.asdict(graph.recall),
-            "graph": [graph.path, graph.name],
+            "graph": [None if graph.path == job.folder.url else graph.path, graph.name],
             "source": job.data.source.url,
             "memory_limit": self.plan.memory_limit,
             "peak_nbytes": self.engine.peaks(),
@@ -461,6 +521,7 @@ class Fit:
 
 def _pilot(scanned: Scan, params: ResolvedParams, n_points: int) -> Receipt:
     """Cluster some of the sample; return the share of fragments before reassignment."""
+    n_points = min(n_points, max(1024, PILOT_NBYTES // (24 * (params.k + 1))))
     sample = scanned.sample()
     sample = np.ascontiguousarray(sample[:: max(1, len(sample) // n_points)][:n_points])
     n_points = len(sample)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from spore_dask.engine import Engine, open_engine
 from spore_dask.errors import InputError
 from spore_dask.inputs import check_unchanged, find_input
+from spore_dask.memory import Shape
 from spore_dask.pilot import CELLS, EXACT, PRODUCTS, PYNNDESCENT, choose_search, compared_by_cells
 from spore_dask.plan import FEW_COLUMNS, Options, Plan, make_plan
 from spore_dask.points import BOXES, CACHE, MEANS, Points
@@ -100,6 +101,20 @@ class Graph:
             dtype=self.summary["dtype"],
             shard_rows=int(self.summary["shard_rows"]),
             n_longer=np.array(self.summary["n_longer"], np.int64),
+        )
+
+    @property
+    def shape(self) -> Shape:
+        """The sizes of its parts."""
+        points = self.points
+        return Shape(
+            n_points=self.n_points,
+            n_columns=points.n_columns,
+            itemsize=np.dtype(points.dtype).itemsize,
+            k=self.k,
+            longest_k=int(self.summary["longest_k"]),
+            n_partitions=points.n_partitions,
+            shard_rows=int(self.summary["shard_rows"]),
         )
 
     @property
@@ -251,10 +266,12 @@ def build_with(
 def _build(engine: Engine, folder: Folder, plan: Plan) -> str:
     """Run the stages; return the name of the graph."""
     plan = dataclasses.replace(plan, data=plan.data.known(engine, plan.memory()["scan"]))
-    scanned = scan_source(engine, folder, plan)
-    search = choose_index(engine, plan, scanned)
-    plan = plan.exact() if search in EXACT else plan
-    graph = search_graph(engine, folder, plan if search == CELLS else plan.whole(), scanned, search)
+    with plan.data.removed_when_done():
+        scanned = scan_source(engine, folder, plan)
+        search = choose_index(engine, plan, scanned)
+        plan = plan.exact() if search in EXACT else plan
+        plan = plan if search == CELLS else plan.whole()
+        graph = search_graph(engine, folder, plan, scanned, search)
     folder.write_json(POINTER, {"name": graph.name})
     graph.recall.warn_if_below(plan.options.recall_target, stacklevel=4)
     return graph.name
@@ -277,7 +294,8 @@ def graph_folder(folder: Folder, plan: Plan, scanned: Scan, search: str) -> Fold
 def search_graph(engine: Engine, folder: Folder, plan: Plan, scanned: Scan, search: str) -> Graph:
     """Share out the points and search for their neighbours, unless that is done."""
     target = graph_folder(folder, plan, scanned, search)
-    if target.read_json(POINTER) is None:
+    known = is_done(points_folder(folder, plan, scanned, search))
+    if not known or target.read_json(POINTER) is None:
         points = _partition(engine, folder, plan, scanned, search)
         if search in EXACT:
             found = search_exactly(engine, target, _neighbor_spec(plan, points, search))
@@ -294,7 +312,10 @@ def search_graph(engine: Engine, folder: Folder, plan: Plan, scanned: Scan, sear
             "dtype": points.dtype,
             "points": points.folder.name,
             "scan": scanned.folder.name,
-            "identity": plan.data.source.identity,
+            "source": plan.data.source.url,
+            "fingerprint": plan.data.source.fingerprint(),
+            "metric": plan.options.metric,
+            "scale": plan.options.scale,
             "search": search,
             "found": found,
             "recall": dataclasses.asdict(recall),
@@ -324,21 +345,30 @@ def _approximate_spec(plan: Plan, points: Points, search: str) -> ApproximateSpe
 def scan_source(engine: Engine, folder: Folder, plan: Plan) -> Scan:
     """Read and check the source."""
     check_unchanged(folder, plan.data.source, remember=True)
-    options, needs = plan.options, plan.memory()["scan"]
-    spec = ScanSpec(
+    needs = plan.memory()["scan"]
+    target = scan_folder(folder, plan)
+    if not is_done(target):
+        plan.data.write(engine, needs)
+    return scan(engine, target, _scan_spec(plan))
+
+
+def scan_folder(folder: Folder, plan: Plan) -> Folder:
+    """Return where the scan of a source is."""
+    spec = dataclasses.asdict(dataclasses.replace(_scan_spec(plan), needs_nbytes=0))
+    return folder.child("scan-" + hash_of(FORMAT, spec))
+
+
+def _scan_spec(plan: Plan) -> ScanSpec:
+    options = plan.options
+    return ScanSpec(
         source=plan.data.source,
         rows_per_task=plan.input_shape.rows_per_task,
         sample_size=plan.input_shape.sample_size,
         scale=options.scale,
         metric=options.metric,
         seed=options.seed,
-        needs_nbytes=needs,
+        needs_nbytes=plan.memory()["scan"],
     )
-    name = "scan-" + hash_of(FORMAT, dataclasses.asdict(dataclasses.replace(spec, needs_nbytes=0)))
-    target = folder.child(name)
-    if not is_done(target):
-        plan.data.write(engine, needs)
-    return scan(engine, target, spec)
 
 
 def choose_index(engine: Engine, plan: Plan, scanned: Scan) -> str:
@@ -377,6 +407,4 @@ def _partition(engine: Engine, folder: Folder, plan: Plan, scanned: Scan, search
     target = points_folder(folder, plan, scanned, search)
     if not is_done(target):
         plan.data.write(engine, needs["scan"])
-    points = partition(engine, target, spec, scanned.sample())
-    plan.data.remove()
-    return points
+    return partition(engine, target, spec, scanned.sample())

@@ -7,11 +7,13 @@ the points have been partitioned. Memory: one block.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import os
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import dask
@@ -21,7 +23,7 @@ import zarr
 
 from spore_dask.coordinates import check_array, refuse_masked
 from spore_dask.engine import Engine
-from spore_dask.errors import InputError
+from spore_dask.errors import InputError, SporeError
 from spore_dask.store import Folder, Source, address_of, describe, hash_of, open_source
 from spore_dask.tasks import MARKER, Receipt, Work, run_stage, run_work
 
@@ -59,6 +61,16 @@ class Input:
         """Write the content to where the source says, unless it is there."""
         if self.content is not None:
             run_stage(self.folder, functools.partial(_write, engine, self, needs_nbytes))
+
+    @contextlib.contextmanager
+    def removed_when_done(self) -> Iterator[None]:
+        """Remove what `write` has written when it is no longer needed, or proved to be bad."""
+        try:
+            yield
+        except SporeError:
+            self.remove()
+            raise
+        self.remove()
 
     def remove(self) -> None:
         """Remove what `write` has written; first what says that it is there."""

@@ -33,6 +33,7 @@ LIST_MARGIN = 4
 MOST_PROBES = 128
 """Cells that a point probes at most, unless cells are too small to fill a list."""
 
+MOST_RANGES = 4096
 KEYS_PER_RANGE = 256
 LEAST_KEYS = 16
 """Keys drawn for each range of the total order; fewer where all of them would be too large."""
@@ -46,6 +47,10 @@ POINT_STATE_NBYTES = 16
 LABEL_NBYTES = 6
 """A label, and the round in which a point got it."""
 LEAST_CACHE_NBYTES = 8 << 20
+FETCH_NBYTES = 32 << 20
+"""What the coordinator takes to find out which rows to read next."""
+CLUSTER_NBYTES = 40
+"""What it holds for each cluster that stays."""
 
 INTERPRETER_NBYTES = 320 << 20
 """A process with numba, Zarr and distributed loaded and kernels compiled."""
@@ -226,10 +231,19 @@ def keys_per_range(n_ranges: int, key_nbytes: int) -> int:
     return max(LEAST_KEYS, min(KEYS_PER_RANGE, SAMPLE_NBYTES // (n_ranges * key_nbytes)))
 
 
+def n_ranges(n_shards: int) -> int:
+    """Return the number of ranges of the total order: as many as shards, but not too many.
+
+    Whoever plans the exchange holds a number for each pair of a shard and a range.
+    """
+    return min(n_shards, MOST_RANGES)
+
+
 def most_in_range(shape: Shape) -> int:
     """Return the points of the largest range of the total order that a plan allows for."""
-    factor = 1 + 5 / math.sqrt(keys_per_range(shape.n_shards, shape.key_nbytes))
-    return min(shape.n_points, math.ceil(factor * shape.shard_rows))
+    ranges = n_ranges(shape.n_shards)
+    factor = 1 + 5 / math.sqrt(keys_per_range(ranges, shape.key_nbytes))
+    return min(shape.n_points, math.ceil(factor * shape.n_points / ranges))
 
 
 def density_nbytes(shape: Shape) -> int:
@@ -250,9 +264,10 @@ def density_nbytes(shape: Shape) -> int:
 
 def density_driver_nbytes(shape: Shape) -> int:
     """Return the projected peak of the process that drives it: drawn keys, and bucket sizes."""
-    n_ranges = shape.n_shards
-    n_keys = n_ranges * keys_per_range(n_ranges, shape.key_nbytes)
-    return INTERPRETER_NBYTES + n_keys * (4 * shape.key_nbytes + SORT_NBYTES) + 48 * n_ranges**2
+    ranges = n_ranges(shape.n_shards)
+    n_keys = ranges * keys_per_range(ranges, shape.key_nbytes)
+    places = 16 * ranges * shape.n_shards
+    return INTERPRETER_NBYTES + n_keys * (4 * shape.key_nbytes + SORT_NBYTES) + places
 
 
 def coordinator_nbytes(shape: Shape) -> int:
@@ -262,7 +277,7 @@ def coordinator_nbytes(shape: Shape) -> int:
     """
     state = shape.n_points * POINT_STATE_NBYTES * (1 if shape.n_points < 2**31 else 2)
     piece = most_in_range(shape) * (2 * shape.entries_nbytes(shape.longest_k) + POINT_NBYTES)
-    return INTERPRETER_NBYTES + state + piece + LEAST_CACHE_NBYTES
+    return INTERPRETER_NBYTES + state + piece + LEAST_CACHE_NBYTES + FETCH_NBYTES
 
 
 def driver_nbytes(data: InputShape, shape: Shape) -> int:

@@ -1,4 +1,8 @@
-"""The total order of the points on disk, in ranges. Reads one range or shard at a time."""
+"""The total order of the points on disk, in ranges, and exchanges from shards to ranges.
+
+Reads one range or shard at a time. Memory of whoever plans an exchange: 24 bytes for each pair of a
+shard and a range.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spore_dask.store import Folder
+from spore_dask.store import Folder, RowFiles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,3 +45,42 @@ def write_range(folder: Folder, i: int, points: NDArray[Any]) -> None:
 def write_ranges_of(folder: Folder, shard: int, ranges: NDArray[np.integer]) -> None:
     """Write the range that each point of a shard of the graph is in."""
     folder.child("ranges").write_array(str(shard), ranges.astype(np.uint32))
+
+
+PLACES = "places"
+
+
+def write_counts(folder: Folder, shard: int, ranges: NDArray[np.integer], n_ranges: int) -> None:
+    """Write how many entries a shard has for each range, beside its bucket file."""
+    counts = np.bincount(ranges, minlength=n_ranges).astype(np.uint32)
+    folder.child("buckets").write_array(f"{shard}.counts", counts)
+
+
+def plan_exchange(folder: Folder, n_shards: int, n_ranges: int) -> None:
+    """Write down where each range begins in the bucket file of each shard.
+
+    Once is enough; `end_exchange` removes it last, so that neither needs the other's files.
+    """
+    buckets = folder.child("buckets")
+    if folder.exists(PLACES) or not buckets.exists("0.counts.npy"):
+        return
+    places = np.zeros((n_ranges + 1, n_shards), np.int64)
+    for shard in range(n_shards):
+        np.cumsum(buckets.read_array(f"{shard}.counts"), out=places[1:, shard])
+    folder.write_bytes(PLACES, places.reshape(-1).view(np.uint8).data)
+
+
+def places_of(
+    folder: Folder, i: int, n_shards: int, n_ranges: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where a range begins and ends in the bucket file of each shard."""
+    ends = np.array([0, n_ranges + 1])
+    array = RowFiles(folder, (PLACES,), ends, (n_shards,), np.dtype(np.int64))
+    begins, stops = array.read(i, i + 2)
+    return begins, stops
+
+
+def end_exchange(folder: Folder) -> None:
+    """Remove the files of an exchange."""
+    folder.remove("buckets")
+    folder.remove(PLACES)

@@ -50,7 +50,6 @@ class Options:
     def check(self, n_points: int) -> Options:
         """Return the same with every default filled in, or raise `ParameterError`."""
         check_options(self.scale, self.metric)
-        RANGES["seed"].check("seed", self.seed)
         k = RANGES["density_neighbors"].check("k", self.k) or Params().resolve(n_points).k
         if k >= n_points:
             raise ParameterError(
@@ -61,6 +60,12 @@ class Options:
             raise ParameterError(
                 f"longest_k is {longest_k}, but with k = {k} and {n_points} points it must be in "
                 f"[{k}, {n_points - 1}]."
+            )
+        n_partitions = RANGES["max_connectivity"].check("n_partitions", self.n_partitions)
+        if n_partitions is not None and n_partitions > n_points:
+            raise ParameterError(
+                f"n_partitions is {n_partitions}, but with {n_points} points it must be in "
+                f"[1, {n_points}]."
             )
         index = KNN_INDEX.check("knn_index", self.knn_index)
         if index == "pynndescent" and self.knn == "exact":
@@ -75,7 +80,8 @@ class Options:
             knn=KNN.check("knn", self.knn),
             knn_index=index or "cells",
             recall_target=RECALL.check("recall_target", self.recall_target),
-            n_partitions=RANGES["max_connectivity"].check("n_partitions", self.n_partitions),
+            n_partitions=n_partitions,
+            seed=RANGES["seed"].check("seed", self.seed),
         )
 
 
@@ -207,17 +213,21 @@ class FitPlan(Plan):
 
     cache_limit: int | None = None
     """Bytes of neighbour rows that the coordinator may hold, if that is limited."""
+    known: Shape | None = None
+    """The sizes of a graph that is there already, if one is."""
 
     def memory(self) -> dict[str, int]:
         """Return the projected peak of a process in each stage; that of the cache is beside."""
-        shape, projected = self._largest_shape, super().memory()
+        shape, projected = self.known or self._largest_shape, super().memory()
+        driver = memory.density_driver_nbytes(shape)
+        before = projected if self.known is None else {"driver": driver}
         return {
-            **projected,
-            "driver": max(projected["driver"], memory.density_driver_nbytes(shape)),
+            **before,
+            "driver": max(before["driver"], driver),
             "density": memory.density_nbytes(shape),
             "expand": memory.coordinator_nbytes(shape),
             "fragments": memory.fragments_nbytes(
-                self.shape, shape.longest_k, memory.most_in_range(shape)
+                self.known or self.shape, shape.longest_k, memory.most_in_range(shape)
             ),
         }
 
@@ -228,7 +238,19 @@ class FitPlan(Plan):
         Longer rows, of fragments and of points with copies, are beside: `estimate` tells.
         """
         order_nbytes = self.shape.key_nbytes + 3 * memory.LABEL_NBYTES
-        return super().disk_nbytes + self.shape.n_points * order_nbytes
+        before = super().disk_nbytes if self.known is None else 0
+        return before + self.shape.n_points * order_nbytes
+
+    def check_clusters(self, n_clusters: int) -> None:
+        """Refuse more clusters than the coordinator can hold beside its state of the points."""
+        room = self.memory_limit - memory.coordinator_nbytes(self.known or self._largest_shape)
+        room += (memory.POINT_STATE_NBYTES - memory.LABEL_NBYTES - 1) * self.shape.n_points
+        if 2 * memory.CLUSTER_NBYTES * n_clusters > room:
+            raise ParameterError(
+                f"These parameters leave {n_clusters} clusters, but memory_limit, "
+                f"{format_bytes(self.memory_limit)}, has room for "
+                f"{room // (2 * memory.CLUSTER_NBYTES)}: raise it, or min_cluster_size."
+            )
 
     @property
     def coordinator_cache_nbytes(self) -> int:
@@ -237,6 +259,11 @@ class FitPlan(Plan):
         return left if self.cache_limit is None else min(left, self.cache_limit)
 
     def _reason(self, stage: str, needed: str) -> str:
+        if stage == "driver":
+            return (
+                f"the driver needs {needed} for a sample of {self.input_shape.sample_size} rows "
+                f"and an exchange between {self.shape.n_shards} shards: raise it"
+            )
         if stage == "expand":
             return (
                 f"the coordinator needs {needed} for {self.shape.n_points} points "

@@ -31,7 +31,6 @@ KEPT: dict[str, tuple[str, ...]] = {
     "all": ("scan", "points", "graph", "density", "seeds", "expand", "fragments", "reassign"),
 }
 """Stages whose folders stay, for each value of `keep`."""
-STAGES = ("input", *KEPT["all"])
 
 
 class DamagedError(SporeError, OSError):
@@ -68,12 +67,18 @@ class Run:
     @property
     def labels(self) -> zarr.Array[Any]:
         """Zarr int32 array (N,): the cluster of each input row, -1 for noise."""
-        return self.result.open_array("labels")
+        return self._open("labels")
 
     @property
     def provenance(self) -> zarr.Array[Any]:
         """Zarr int16 array (N,): 0 in Expansion, r in round r of reassignment, -1 noise."""
-        return self.result.open_array("provenance")
+        return self._open("provenance")
+
+    def _open(self, name: str) -> zarr.Array[Any]:
+        """Open a published array, which keeps this run and so a temporary folder alive."""
+        array = self.result.open_array(name)
+        array.store.__dict__["run"] = self
+        return array
 
     @property
     def n_clusters(self) -> int:
@@ -84,6 +89,12 @@ class Run:
     def clusters(self) -> NDArray[Any]:
         """A record for each cluster: size, skeleton_size, mean, std, seed_row."""
         return self.result.read_array("clusters")
+
+    @property
+    def graph(self) -> tuple[str, str]:
+        """Path and name of the graph that was clustered."""
+        path, name = self.summary["graph"]
+        return path or self.path, name
 
     @property
     def thresholds(self) -> Thresholds:
@@ -140,51 +151,76 @@ def verify(run: Run | str | os.PathLike[str]) -> dict[str, int]:
         If anything is not as it was written.
     """
     run = as_run(run)
+    try:
+        return _verify_result(run) | _verify_stages(run) | _verify_graph(run)
+    except DamagedError:
+        raise
+    except Exception as error:  # whatever a decoder makes of damaged bytes
+        raise _damaged(run, f"something cannot be read ({error})") from error
+
+
+def _verify_result(run: Run) -> dict[str, int]:
+    """Check what was published."""
     known = run.result.read_json(MARKER)
+    table = run.clusters
     sizes = np.zeros(run.n_clusters, np.int64)
     counts = {"n_noise": 0, "n_skeleton": 0}
-    checked = {"labels": 0, "provenance": 0, "clusters": int(run.clusters.nbytes)}
-    for i, (labels, provenance) in enumerate(_chunks(run)):
+    checked = {"labels": 0, "provenance": 0, "clusters": int(table.nbytes)}
+    step = run.labels.chunks[0]
+    for i, first in enumerate(range(0, run.labels.shape[0], step)):
+        part = slice(first, first + step)
+        labels, provenance = np.asarray(run.labels[part]), np.asarray(run.provenance[part])
         for name, values in (("labels", labels), ("provenance", provenance)):
             if zlib.crc32(np.ascontiguousarray(values).data) != known["checksums"][name][i]:
                 raise _damaged(run, f"chunk {i} of {name!r} does not have its checksum")
             checked[name] += values.nbytes
-        sizes += np.bincount(labels[labels != NOISE], minlength=run.n_clusters)
+        numbers, here = np.unique(labels[labels != NOISE], return_counts=True)
+        sizes[numbers] += here
         counts["n_noise"] += int(((labels == NOISE) & (provenance == NOISE)).sum())
         counts["n_skeleton"] += int((provenance == 0).sum())
-    if any(counts[name] != known[name] for name in counts):
-        raise _damaged(run, f"it has {counts}, but {known['n_noise']} noise was published")
-    if (sizes != run.clusters["size"]).any():
-        raise _damaged(run, "its labels do not have the sizes of its clusters")
-    return checked | _verify_graph(run)
+    if any(counts[name] != known[name] for name in counts) or (sizes != table["size"]).any():
+        raise _damaged(run, "its labels are not in the numbers that were published")
+    return checked
 
 
-def _chunks(run: Run) -> Any:
-    """Yield labels and provenance, a chunk of rows at a time."""
-    labels, provenance = run.labels, run.provenance
-    for first in range(0, labels.shape[0], labels.chunks[0]):
-        part = slice(first, first + labels.chunks[0])
-        try:
-            yield np.asarray(labels[part]), np.asarray(provenance[part])
-        except Exception as error:  # whatever a decoder makes of damaged bytes
-            raise _damaged(run, f"rows from {first} on cannot be read ({error})") from None
+def _verify_stages(run: Run) -> dict[str, int]:
+    """Check that the stages that are kept are there, and their arrays that have a checksum."""
+    checked = {}
+    for name in KEPT[run.summary["keep"]]:
+        stage = run.summary["stages"].get(name)
+        if stage is None:
+            continue
+        folder = run.folder.child(stage["name"])
+        if not folder.exists(MARKER):
+            raise _damaged(run, f"stage {stage['name']!r} is not there")
+        checked[name] = sum(folder.read_array(array).nbytes for array in folder.arrays())
+    return checked
 
 
 def _verify_graph(run: Run) -> dict[str, int]:
-    """Check the shards of the graph, if it is still there."""
-    path, name = run.summary["graph"]
+    """Check the shards of the graph, if it is there."""
+    path, name = run.graph
     folder = Folder(path).child(name)
-    receipts = folder.child("receipts-neighbors")
-    names = [name for name in receipts.names() if name.endswith(".json")]
-    checked = dict.fromkeys(("neighbors", "distances", "rows"), 0) if names else {}
-    for array in checked:
-        rows = folder.open_rows(array)
-        for number in (int(name.removesuffix(".json")) for name in names):
-            data = rows.read(int(rows.starts[number]), int(rows.starts[number + 1]))
-            if zlib.crc32(data.data) != receipts.read_json(f"{number}.json")["checksums"][array]:
-                raise _damaged(run, f"shard {number} of the graph's {array!r} is not as written")
-            checked[array] += data.nbytes
+    checked: dict[str, int] = {}
+    for work in ("neighbors", "finish"):  # the last task of an exact or approximate search
+        receipts = folder.child(f"receipts-{work}")
+        for receipt in receipts.names():
+            number = int(receipt.removesuffix(".json"))
+            for array, checksum in receipts.read_json(receipt)["checksums"].items():
+                data = _read_shard(folder, array, number)
+                if zlib.crc32(data) != checksum:
+                    what = f"shard {number} of the graph's {array!r} is not as written"
+                    raise _damaged(run, what)
+                checked[array] = checked.get(array, 0) + len(data)
     return checked
+
+
+def _read_shard(folder: Folder, array: str, number: int) -> bytes:
+    """Return the bytes of one shard of an array of a graph."""
+    if array.startswith("longer."):
+        return folder.read_bytes(f"longer/{number}.{array.removeprefix('longer.')}")
+    rows = folder.open_rows(array)
+    return rows.read(int(rows.starts[number]), int(rows.starts[number + 1])).tobytes()
 
 
 def _damaged(run: Run, what: str) -> DamagedError:
@@ -214,38 +250,44 @@ def clean(run: Run | str | os.PathLike[str], keep: str = "labels") -> int:
     KEEP.check("keep", keep)
     run.summary["keep"] = keep
     run.result.write_json(SUMMARY, run.summary)
-    wanted = _wanted(run.folder, run_ids(run.folder))
+    wanted = kept_stages(run.folder)
     freed = 0
-    for stage in run.summary["stages"].values():
+    for stage in reversed(run.summary["stages"].values()):  # what depends on others first
         if stage["name"] not in wanted and not stage["name"].startswith(RESULT):
-            freed += _remove(run.folder.child(stage["name"]))
+            freed += remove_stage(run.folder.child(stage["name"]))
     return freed
 
 
-def forget(folder: Folder, id: str) -> None:
-    """Remove a result, and all stages but those that other results have kept."""
-    folder.child(RESULT + id).remove(SUMMARY)
-    _remove(folder.child(RESULT + id))
-    wanted = _wanted(folder, run_ids(folder))
-    for name in folder.names():
-        if name.split("-")[0] in STAGES and name not in wanted:
-            _remove(folder.child(name))
+def kept_stages(folder: Folder, besides: str = "") -> set[str]:
+    """Return the names of the stages that results in a run's folder, but for one, have kept.
 
-
-def _wanted(folder: Folder, ids: list[str]) -> set[str]:
-    """Return the names of the stages that some results have kept."""
-    wanted: set[str] = set()
-    for id in ids:
+    And those of the graph that was built there by itself.
+    """
+    wanted = _stages_of_graph(folder, (folder.read_json("graph.json") or {}).get("name"))
+    for id in run_ids(folder):
         summary = folder.child(RESULT + id).read_json(SUMMARY)
-        stages = summary["stages"]
-        wanted |= {stages[name]["name"] for name in KEPT[summary["keep"]] if name in stages}
+        stages, kept = summary["stages"], KEPT[summary["keep"]]
+        if id != besides:
+            wanted |= {stages[name]["name"] for name in kept if name in stages}
+            path, name = summary["graph"]
+            wanted |= _stages_of_graph(folder, name if kept and not path else None)
     return wanted
 
 
-def _remove(folder: Folder) -> int:
-    """Remove the folder of a stage, what says that it is done first; return its size."""
+def _stages_of_graph(folder: Folder, name: str | None) -> set[str]:
+    """Return the names of a graph and of the stages that it was made from, if it is there."""
+    summary = folder.child(name).read_json("graph.json") if name else None
+    return set() if summary is None else {str(name), summary["points"], summary["scan"]}
+
+
+def remove_stage(folder: Folder) -> int:
+    """Remove the folder of a stage; return its size.
+
+    What says that it, or a task of it, is done goes first: a half of it would be taken as whole.
+    """
     nbytes = folder.nbytes()
-    for name in ("graph.json", MARKER):
+    done = [name for name in folder.names() if name.startswith("receipts-")]
+    for name in ("graph.json", MARKER, *done):
         folder.remove(name)
     folder.remove()
     return nbytes

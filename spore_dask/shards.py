@@ -195,13 +195,6 @@ class Fragments:
         """Number of fragments."""
         return int(self.counts.sum())
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all the rows, with the numbers of their points."""
-        number_nbytes = number_dtype(self.n_points).itemsize
-        entry_nbytes = number_nbytes + np.dtype(self.dtype).itemsize
-        return self.n_fragments * (number_nbytes + (self.k + 1) * entry_nbytes)
-
     def rows(self, i: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.floating]]:
         """Return the fragments of a range in order, their neighbours and the distances."""
         if self.counts[i] == 0:

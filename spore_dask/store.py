@@ -84,6 +84,15 @@ class Folder:
         entries = files.ls(path, detail=False)
         return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries)
 
+    def arrays(self) -> list[str]:
+        """List the arrays that `write_array` has written, in this folder and those in it."""
+        files, path = self._files
+        files.invalidate_cache()
+        found = files.find(path) if files.exists(path) else []
+        return sorted(
+            name[len(path) + 1 :].removesuffix(".npy") for name in found if name.endswith(".npy")
+        )
+
     def remove(self, name: str = "") -> None:
         """Remove something, if it is there."""
         files, path = self._files
@@ -167,15 +176,21 @@ class Folder:
         """Open a Zarr array to read."""
         return zarr.open_array(self.child(name).url, mode="r")
 
-    def write_zarr(self, name: str, array: NDArray[Any], chunk_rows: int) -> None:
-        """Write a Zarr array for users: compressed, in chunks of rows; what was there goes."""
-        chunks = (max(1, min(chunk_rows, len(array))), *array.shape[1:])
+    def write_zarr(
+        self, name: str, array: NDArray[Any], chunk_rows: int, fill_value: Any = 0
+    ) -> None:
+        """Write a Zarr array for users: compressed, in chunks of rows; what was there goes.
+
+        What is missing later reads as `fill_value`.
+        """
         zarr.create_array(
             self.child(name).url,
             shape=array.shape,
             dtype=array.dtype,
-            chunks=chunks,
+            chunks=(max(1, min(chunk_rows, len(array))), *array.shape[1:]),
+            fill_value=fill_value,
             overwrite=True,
+            config={"write_empty_chunks": True},
         )[...] = array
 
     def write_array(self, name: str, array: NDArray[Any]) -> None:

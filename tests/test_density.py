@@ -133,7 +133,7 @@ def test_any_data_equals_what_memory_computes(tmp_path_factory, points, data):
     k = data.draw(st.integers(1, widest))
     kd, ke = data.draw(st.integers(1, k)), data.draw(st.integers(1, k))
     percentiles = data.draw(st.tuples(PERCENTILES, PERCENTILES))
-    n_partitions = data.draw(st.integers(1, 6))
+    n_partitions = data.draw(st.integers(1, min(6, len(points))))
     folder = tmp_path_factory.mktemp("density")
     graph = build_graph(
         points, folder / "out", widest, knn="exact", n_partitions=n_partitions, n_workers=0

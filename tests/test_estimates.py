@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import zarr
 
-from spore_dask import InputError, ParameterError, estimate, fit
+from spore_dask import InputError, ParameterError, build_graph, estimate, fit
 from spore_dask.datasets import blobs_and_shapes
 
 
@@ -63,6 +63,14 @@ def test_more_workers_take_less_time(monkeypatch):
     x, _ = blobs_and_shapes(20_000, 2, dtype=np.float32)
     one, four = (estimate(x, n_workers=n).stages for n in (1, 4))
     assert four["graph"].seconds[0] < one["graph"].seconds[0]
+
+
+def test_unusual_arguments(tmp_path):
+    x, _ = blobs_and_shapes(6000, 2, dtype=np.float32)
+    assert estimate(x, n_workers=0, resume=False, progress=True).seconds[0] > 0
+    assert estimate(x, n_workers=0, min_cluster_size=7000).seconds[0] > 0
+    graph = build_graph(x, tmp_path / "out", 100, n_workers=0)
+    assert next(iter(estimate(x, n_workers=0, graph=graph).stages)) == "density"
 
 
 def test_errors_are_those_of_fit(tmp_path):

@@ -5,6 +5,7 @@ import functools
 import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,7 @@ from spore_dask import (
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.search import neighbor_rows
 from spore_dask.stages import expand as expansion
+from spore_dask.store import Folder
 from tests import naive
 from tests.strategies import configs, point_sets
 
@@ -97,7 +99,7 @@ class TestLabels:
         folder = tmp_path_factory.mktemp("fit")
         source = write_zarr(folder / "x.zarr", points, data.draw(st.integers(1, len(points))))
         options = {
-            "n_partitions": data.draw(st.integers(1, 6)),
+            "n_partitions": data.draw(st.integers(1, min(6, len(points)))),
             "cache_limit": data.draw(st.sampled_from([0, 300, 10**6])),
             "knn": "exact",
             "n_workers": 0,
@@ -125,7 +127,7 @@ class TestLabels:
         run = fit(town(), tmp_path / "out", n_workers=0, cache_limit=cache_limit)
         assert_labels(run, town_labels())
         resolved = Params().resolve(len(town()))
-        graph = Graph(*run.summary["graph"])
+        graph = Graph(*run.graph)
         assert graph.k == (resolved.k if pilot else resolved.expansion_neighbors)
         stages = run.summary["stages"]
         if cache_limit is not None:
@@ -160,7 +162,7 @@ class TestLabels:
         x = np.random.default_rng(0).random((6000, 40)).astype(np.float32)
         x[:300] += 3
         run = fit(x, tmp_path / "out", knn="approximate", n_workers=0, n_partitions=3)
-        graph = Graph(*run.summary["graph"])
+        graph = Graph(*run.graph)
         assert graph.recall.certified == 0
         assert run.summary["recall"]["sampled"] == graph.recall.sampled > 0.9
         assert_labels(run, cluster_graph(*graph.to_memory(), x))
@@ -170,6 +172,22 @@ class TestLabels:
         for config, labels in zip(golden["configs"], golden["labels"], strict=True):
             run = fit(source, knn="exact", n_workers=0, n_partitions=4, **config["params"])
             assert_labels(run, labels)
+
+    @pytest.mark.parametrize(
+        ("n_points", "config"),
+        [
+            (3, {"min_cluster_size": 100}),
+            (30, {"min_cluster_size": 100, "z": 1000.0}),
+            (3000, {"min_cluster_size": 2999, "max_scr_rounds": 0}),
+            (3000, {"min_cluster_size": 2999, "post_reassignment_policy": "none"}),
+            (2, {}),
+        ],
+    )
+    def test_where_no_cluster_is_large_enough(self, tmp_path, n_points, config):
+        x = town()[1000 : 1000 + n_points]
+        run = fit(x, tmp_path / "out", n_workers=0, **config)
+        assert_labels(run, SPORE(knn="exact", **config).fit(x).labels_)
+        verify(run)
 
     def test_of_points_that_are_all_the_same(self, tmp_path):
         run = fit(np.ones((500, 2)), tmp_path / "out", n_workers=0)
@@ -189,12 +207,32 @@ class TestSources:
         assert not path.exists()
         np.testing.assert_array_equal(labels, SPORE(knn="exact").fit(town()[:3000]).labels_)
 
+    def test_labels_outlive_the_run_that_they_were_asked_of(self):
+        x = town()[:3000]
+        np.testing.assert_array_equal(
+            fit(x, n_workers=0).labels[...], SPORE(knn="exact").fit(x).labels_
+        )
+
+    def test_missing_labels_are_no_labels(self, tmp_path):
+        run = fit(town()[:3000], tmp_path / "out", n_workers=0)
+        (Path(run.result.url) / "labels" / "c" / "0").unlink()
+        assert (labels_of(run) < -1).all()
+
+    def test_bad_data_leaves_no_copy_behind(self, tmp_path):
+        x = town()[:3000].copy()
+        x[7, 1] = np.nan
+        for source in (x, da.from_array(x, chunks=(700, 3))):
+            with pytest.raises(InputError, match="Row 7"):
+                fit(source, tmp_path / "out", n_workers=0)
+            assert not list((tmp_path / "out").glob("input-*"))
+
     def test_dask_arrays(self, tmp_path):
         x = town()[:3000]
         run = fit(da.from_array(x, chunks=(700, 3)), tmp_path / "out", n_workers=0)
         assert_labels(run, SPORE(knn="exact").fit(x).labels_)
         again = fit(da.from_array(x, chunks=(700, 3)), tmp_path / "out", n_workers=0)
         assert again.id == run.id
+        assert not list((tmp_path / "out").glob("input-*"))
 
     def test_an_array_in_a_group(self, tmp_path):
         x = town()[:3000]
@@ -203,7 +241,8 @@ class TestSources:
         run = fit(tmp_path / "adata.zarr", component="obsm/X_pca", n_workers=0)
         assert run.path == str(tmp_path / "adata.spore")
         assert_labels(run, SPORE(knn="exact").fit(x).labels_)
-        run = fit(group["obsm/X_pca"], tmp_path / "out", n_workers=0)
+        run = fit(group["obsm/X_pca"], n_workers=0)
+        assert run.path == str(tmp_path / "adata.spore")
         assert_labels(run, SPORE(knn="exact").fit(x).labels_)
 
     def test_changed_data_under_a_finished_run_is_refused(self, tmp_path):
@@ -242,6 +281,42 @@ class TestSharing:
         assert events == []
         assert open_run(first.path).id == first.id
 
+    def test_many_configurations_in_one_folder(self, tmp_path):
+        """Each differs from another in one thing that a stage depends on."""
+        changes = [
+            {},
+            {"min_retained": 3},
+            {"post_reassignment_policy": "none"},
+            {"max_scr_rounds": 1},
+            {"reassignment_neighbors": 20},
+            {"min_cluster_size": 200},
+            {"max_z": 0.5},
+            {"z": 0.1},
+            {"seeding_order": "random"},
+            {"seeding_order": "random", "seed": 7},
+            {"seeding_order": "none"},
+            {"density_neighbors": 5},
+            {"expansion_neighbors": 9},
+            {"max_connectivity": 30},
+        ]
+        x, found = town()[:5000], []
+        for change in changes:
+            run = fit(x, tmp_path / "out", n_workers=0, keep="all", **change)
+            assert_labels(run, SPORE(knn="exact", **change).fit(x).labels_)
+            found.append(run)
+        assert len({run.id for run in found}) == len(changes)
+        assert len({labels_of(run).tobytes() for run in found}) >= len(changes) - 2
+        for run in found:
+            verify(run)
+
+    def test_another_gate_of_reassignment_keeps_the_skeletons(self, tmp_path):
+        source = write_zarr(tmp_path / "x.zarr", town())
+        fit(source, n_workers=0, keep="all")
+        events = []
+        fit(source, n_workers=0, max_z=0.5, progress=events.append)
+        assert stage_ends(events)[-2:] == ["reassign", "publish"]
+        assert not {"expand", "fragments"} & set(stage_ends(events))
+
     def test_a_change_of_reassignment_keeps_the_skeletons(self, tmp_path):
         source = write_zarr(tmp_path / "x.zarr", town())
         fit(source, n_workers=0, keep="all")
@@ -269,10 +344,15 @@ class TestSharing:
         words = f"has 5 neighbours .* need {needed.expansion_neighbors} and {needed.k}: build one"
         with pytest.raises(ParameterError, match=words):
             fit(town(), tmp_path / "out", graph=graph, n_workers=0)
-        with pytest.raises(InputError, match="has 20000 points, but the source 100"):
-            fit(town()[:100], tmp_path / "out", graph=graph, n_workers=0)
-        with pytest.raises(InputError, match="or other ones"):
-            fit(town() + 1, tmp_path / "out", graph=graph, n_workers=0)
+        for other in (town()[:100], town() + 1):
+            with pytest.raises(
+                InputError, match=r"was built from .* give the graph of this source"
+            ):
+                fit(other, tmp_path / "out", graph=graph, n_workers=0)
+        with pytest.raises(ParameterError, match=r"metric is 'cosine', .* built with 'euclidean'"):
+            fit(town(), tmp_path / "out", graph=graph, metric="cosine", n_workers=0)
+        with pytest.raises(ParameterError, match=r"scale is 'standard', .* built with None"):
+            fit(town(), tmp_path / "out", graph=graph, scale="standard", n_workers=0)
 
     def test_a_fresh_start(self, tmp_path):
         source = write_zarr(tmp_path / "x.zarr", town()[:3000])
@@ -284,6 +364,12 @@ class TestSharing:
         assert again.id == first.id
         assert verify(again)
         assert verify(other)
+        with pytest.raises(ParameterError, match="memory_limit"):
+            fit(source, n_workers=0, resume=False, memory_limit="10MB")
+        zarr.open_array(source, mode="r+")[0] = 7
+        with pytest.raises(InputError, match="has changed"):
+            fit(source, n_workers=0, resume=False)
+        assert verify(again)
 
 
 class TestKeeping:
@@ -317,6 +403,55 @@ class TestKeeping:
         with pytest.raises(ParameterError, match="keep is 'nothing'"):
             clean(first, keep="nothing")
 
+    def test_graphs_that_are_in_use_stay(self, tmp_path):
+        source = write_zarr(tmp_path / "x.zarr", town()[:5000])
+        k = Params().resolve(5000).k
+        graph = build_graph(source, tmp_path / "out", k, n_workers=0)
+        options = {"out": tmp_path / "out", "n_workers": 0}
+        run = fit(source, graph=graph, resume=False, **options)
+        fit(source, keep="labels", **options)
+        assert Graph(tmp_path / "out").name == graph.name
+        fit(source, graph=run, z_percentile=30, **options)
+        clean(run, "labels")
+        assert verify(run)["neighbors"] > 0
+
+        first = fit(source, tmp_path / "b", n_workers=0)
+        second = fit(source, tmp_path / "b", graph=first, z_percentile=30, n_workers=0)
+        clean(first, "labels")
+        assert verify(second)["neighbors"] > 0
+
+    def test_a_kill_before_cleaning_is_made_up_for(self, tmp_path, monkeypatch):
+        source = write_zarr(tmp_path / "x.zarr", town()[:3000])
+        with monkeypatch.context() as patch:
+            patch.setattr(fitting, "clean", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                fit(source, n_workers=0, keep="labels")
+        run = fit(source, n_workers=0, keep="labels")
+        assert not list(Path(run.path).glob("graph-*"))
+        assert fit(source, n_workers=0, keep="predict").summary["keep"] == "labels"
+
+    @pytest.mark.parametrize("stage", ["scan", "points", "graph", "density", "fragments"])
+    def test_a_stage_that_was_removed_by_half_is_made_again(self, tmp_path, monkeypatch, stage):
+        source = write_zarr(tmp_path / "x.zarr", town()[:5000])
+        run = fit(source, n_workers=0, n_partitions=3, keep="all")
+        remove = Folder.remove
+
+        def stop(folder, name=""):
+            if not name and folder.name.startswith(stage):
+                for place in sorted(Path(folder.url).iterdir())[::2]:
+                    shutil.rmtree(place) if place.is_dir() else place.unlink()
+                raise KeyboardInterrupt
+            remove(folder, name)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Folder, "remove", stop)
+            with pytest.raises(KeyboardInterrupt):
+                clean(run, "labels")
+        change = {"z_percentile": 30} if stage != "fragments" else {"max_scr_rounds": 2}
+        again = fit(source, n_workers=0, n_partitions=3, keep="all", **change)
+        assert_labels(again, SPORE(knn="exact", **change).fit(town()[:5000]).labels_)
+        verify(again)
+
     def test_labels_only(self, tmp_path):
         source = write_zarr(tmp_path / "x.zarr", town()[:5000])
         run = fit(source, n_workers=0, keep="labels")
@@ -343,11 +478,34 @@ class TestVerify:
             verify(run)
         labels[0] = first
         verify(run)
-        (shard, *_) = Path(*run.summary["graph"]).glob("distances/c/0/0")
+        (shard, *_) = Path(*run.graph).glob("distances/c/0/0")
         content = bytearray(shard.read_bytes())
         content[1000] ^= 1
         shard.write_bytes(content)
         with pytest.raises(SporeError, match="shard 0 of the graph's 'distances'"):
+            verify(run)
+
+    @pytest.mark.parametrize(
+        "name", ["graph-*/longer/0.distances", "result-*/clusters.npy", "reassign-*/clusters.npy"]
+    )
+    def test_damage_is_found_anywhere(self, tmp_path, name):
+        run = fit(town(), tmp_path / "out", n_workers=0)
+        (path,) = (tmp_path / "out").glob(name)
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(SporeError, match="is damaged"):
+            verify(run)
+
+    def test_a_stage_that_is_gone_is_missed(self, tmp_path):
+        run = fit(town()[:3000], tmp_path / "out", n_workers=0)
+        (marker,) = (tmp_path / "out").glob("density-*/done.json")
+        marker.unlink()
+        with pytest.raises(SporeError, match=r"'density-.* is not there"):
+            verify(run)
+        (labels,) = (tmp_path / "out").glob("result-*/labels/zarr.json")
+        labels.unlink()
+        with pytest.raises(SporeError, match="is damaged"):
             verify(run)
 
     def test_there_is_nothing(self, tmp_path):
@@ -409,11 +567,12 @@ class TestKills:
         assert not list((tmp_path / "out").rglob("*.partial*"))
         assert not list((tmp_path / "out").rglob("checkpoint*"))
 
-    def test_expansion_goes_on_from_its_checkpoint(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("steps", [3000, 10**9], ids=["in pieces", "between pieces"])
+    def test_expansion_goes_on_from_its_checkpoint(self, tmp_path, monkeypatch, steps):
         """Interrupt at every checkpoint: each call gets a little further."""
         source = write_zarr(tmp_path / "x.zarr", town(), 5000)
         monkeypatch.setattr(checkpoints, "EVERY_SECONDS", 0)
-        monkeypatch.setattr(expansion, "STEPS_PER_CALL", 3000)
+        monkeypatch.setattr(expansion, "STEPS_PER_CALL", steps)
         save = checkpoints.Checkpoints.save
         n_kills = 0
 
@@ -426,7 +585,7 @@ class TestKills:
         monkeypatch.setattr(checkpoints.Checkpoints, "save", stop)
         while True:
             try:
-                run = fit(source, tmp_path / "out", n_workers=0, keep="all", n_partitions=2)
+                run = fit(source, tmp_path / "out", n_workers=0, keep="all", n_partitions=8)
                 break
             except KeyboardInterrupt:
                 assert n_kills < 100
@@ -438,8 +597,6 @@ class TestKills:
     def test_a_kill_before_any_document_is_written_is_survived(self, tmp_path, monkeypatch):
         x = town()[:4000]
         expected = SPORE(knn="exact").fit(x).labels_
-        from spore_dask.store import Folder
-
         write, seen = Folder.write_bytes, set()
 
         def stop(folder, name, *content):
@@ -468,6 +625,7 @@ class TestErrors:
             ({"neighbours": 3}, "There is no parameter 'neighbours'"),
             ({"z_percentile": 101}, "z_percentile is 101"),
             ({"knn": "some"}, "knn is 'some'"),
+            ({"n_partitions": 10**9}, r"n_partitions is 1000000000, .* must be in \[1, 100\]"),
         ],
     )
     def test_are_one_sentence_before_anything_is_written(self, tmp_path, options, words):
@@ -476,9 +634,20 @@ class TestErrors:
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "out").exists()
 
+    def test_too_many_clusters_for_the_coordinator(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("spore_dask.memory.CLUSTER_NBYTES", 10**9)
+        with pytest.raises(ParameterError, match=r"leave \d+ clusters, .* or min_cluster_size"):
+            fit(town()[:3000], tmp_path / "out", n_workers=0)
+
+    def test_numpy_numbers_are_numbers(self, tmp_path):
+        x = town()[:3000]
+        plain = fit(x, tmp_path / "out", n_workers=0, seed=3, n_partitions=2, z_percentile=40)
+        numbers = {"seed": np.int64(3), "n_partitions": np.int32(2), "z_percentile": np.float64(40)}
+        assert fit(x, tmp_path / "out", n_workers=0, **numbers).id == plain.id
+
     def test_too_many_points_for_the_coordinator(self, tmp_path):
         big = zarr.create_array(
-            str(tmp_path / "big.zarr"), shape=(10**9, 2), dtype="f4", chunks=(10**5, 2)
+            str(tmp_path / "big.zarr"), shape=(2 * 10**8, 2), dtype="f4", chunks=(10**5, 2)
         )
         with pytest.raises(
             ParameterError, match=r"coordinator needs .* \(16 bytes each\): raise it"

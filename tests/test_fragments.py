@@ -121,7 +121,7 @@ def assert_head_and_longer(graph, k, neighbors, distances):
 def test_head_and_longer_rows_equal_brute_force(tmp_path_factory, points, data):
     longest_k = data.draw(st.integers(1, len(points) - 1))
     k = data.draw(st.integers(1, longest_k))
-    n_partitions = data.draw(st.integers(1, 6))
+    n_partitions = data.draw(st.integers(1, min(6, len(points))))
     folder = tmp_path_factory.mktemp("graph")
     graph = small_graph(folder, points, k, longest_k, n_partitions)
     assert_head_and_longer(graph, k, *naive.neighbor_rows(points, longest_k))
@@ -191,7 +191,7 @@ def test_searching_for_some_points_equals_searching_for_all(tmp_path_factory, po
     wanted = data.draw(st.lists(st.booleans(), min_size=len(points), max_size=len(points)))
     numbers = np.flatnonzero(wanted)
     places = data.draw(st.permutations(range(len(numbers))).map(lambda p: np.array(p, np.int64)))
-    n_partitions = data.draw(st.integers(1, 6))
+    n_partitions = data.draw(st.integers(1, min(6, len(points))))
     graph = small_graph(tmp_path_factory.mktemp("graph"), points, k, k, n_partitions)
     found = new_entries(np.empty(len(numbers), int), len(points), k, points.dtype)
     found.neighbors[places, 0] = numbers
@@ -264,7 +264,6 @@ class Case:
         assert (points.dtype, neighbors.dtype) == (np.uint32, np.uint32)
         assert distances.dtype == np.float32
         assert fragments.n_fragments == is_fragment.sum()
-        assert fragments.nbytes == points.nbytes + neighbors.nbytes + distances.nbytes
 
 
 @pytest.fixture(scope="module")
@@ -327,8 +326,8 @@ def test_a_kill_before_any_write_is_survived(case, tmp_path, monkeypatch):
                     pass
             case.assert_rows(gather_fragments(engine, folder, spec, LARGE), is_fragment)
     n_shards, n_ranges = spec.graph.n_shards, spec.order.n_ranges
-    # each with a receipt; the large clusters, the counts, the marker
-    assert n_written == 1 + 4 * n_shards + 1 + 4 * n_ranges + 1
+    # each with a receipt; the large clusters, the places, the marker
+    assert n_written == 1 + 5 * n_shards + 1 + 4 * n_ranges + 1
 
 
 def test_more_neighbours_than_copies_were_kept_for_are_refused(case, tmp_path):

@@ -23,8 +23,16 @@ from spore_dask.engine import Engine
 from spore_dask.exact import number_dtype
 from spore_dask.kernels.order import densities, total_order
 from spore_dask.kernels.sums import exact_mean, exact_squared_deviations, exact_sum
-from spore_dask.memory import keys_per_range
-from spore_dask.orders import Order, write_range, write_ranges_of
+from spore_dask.memory import keys_per_range, n_ranges
+from spore_dask.orders import (
+    Order,
+    end_exchange,
+    places_of,
+    plan_exchange,
+    write_counts,
+    write_range,
+    write_ranges_of,
+)
 from spore_dask.percentiles import (
     N_BINS,
     between,
@@ -60,8 +68,8 @@ class DensitySpec:
 
     @property
     def n_ranges(self) -> int:
-        """Ranges of the order: as many as shards, and about as large."""
-        return self.graph.n_shards
+        """Ranges of the order."""
+        return n_ranges(self.graph.n_shards)
 
     @property
     def key_dtype(self) -> np.dtype[Any]:
@@ -113,14 +121,14 @@ def _build(engine: Engine, spec: DensitySpec, folder: Folder) -> Receipt:
         folder.write_array("splitters", _choose_splitters(spec, folder))
     exchange = functools.partial(_exchange, spec, folder, reach_mean, start_mean)
     receipts = run_work(engine, folder, Work("ranges", exchange, shards, spec.needs_nbytes))
-    counts = np.array([r["counts"] for r in receipts])
-    Buckets(folder.child("buckets"), spec).write_counts(counts)
+    plan_exchange(folder, spec.graph.n_shards, spec.n_ranges)
     sort = functools.partial(_sort, spec, folder)
-    run_work(engine, folder, Work("order", sort, range(spec.n_ranges), spec.needs_nbytes))
+    work = Work("order", sort, range(spec.n_ranges), spec.needs_nbytes)
+    sizes = [r["n_points"] for r in run_work(engine, folder, work)]
     folder.remove("sample")
-    folder.remove("buckets")
+    end_exchange(folder)
     return {
-        "starts": np.append(0, np.cumsum(counts.sum(axis=0))).tolist(),
+        "starts": np.append(0, np.cumsum(sizes)).tolist(),
         "reach_mean": reach_mean,
         "reach_std": math.sqrt(exact_mean(_total(receipts, "reach"), n_reach)),
         "start_mean": start_mean,
@@ -202,11 +210,12 @@ def _exchange(
     ranges = _ranges_of(keys, folder.read_array("splitters"))
     write_ranges_of(folder, shard, ranges)
     order = np.argsort(ranges.astype(np.min_scalar_type(spec.n_ranges)), kind="stable")
-    Buckets(folder.child("buckets"), spec).write(shard, keys.take(order))
+    content = keys.take(order).view(np.uint8).data
+    folder.child("buckets").write_bytes(f"{shard}.keys", content)
+    write_counts(folder, shard, ranges, spec.n_ranges)
     ke = spec.expansion_neighbors
     reach = np.ascontiguousarray(distances[:, ke])
     return {
-        "counts": np.bincount(ranges, minlength=spec.n_ranges).tolist(),
         "reach": str(exact_squared_deviations(reach, reach_mean)),
         "start": str(exact_squared_deviations(distances[:, : ke + 1], start_mean)),
         "n_upper": len(_upper(reach, reach_mean)),
@@ -229,41 +238,22 @@ def _ranges_of(keys: NDArray[Any], splitters: NDArray[Any]) -> NDArray[np.int64]
     return ranges
 
 
-@dataclasses.dataclass(frozen=True)
-class Buckets:
-    """The files of the exchange: each has the keys of a shard, range after range."""
-
-    folder: Folder
-    spec: DensitySpec
-
-    def write(self, shard: int, keys: NDArray[Any]) -> None:
-        """Write the keys of a shard, sorted by range."""
-        self.folder.write_bytes(f"{shard}.keys", keys.view(np.uint8).data)
-
-    def write_counts(self, counts: NDArray[np.int64]) -> None:
-        """Write down where each range begins in each file, from counts (shards, ranges)."""
-        places = np.zeros((self.spec.n_ranges + 1, len(counts)), np.int64)
-        np.cumsum(counts.T, axis=0, out=places[1:])
-        self.folder.write_bytes("places", places.reshape(-1).view(np.uint8).data)
-
-    def read(self, i: int) -> NDArray[Any]:
-        """Return the keys of a range."""
-        graph, shards = self.spec.graph, range(self.spec.graph.n_shards)
-        ends, of_shards = np.array([0, self.spec.n_ranges + 1]), (len(shards),)
-        places = RowFiles(self.folder, ("places",), ends, of_shards, np.dtype(np.int64))
-        begins, stops = places.read(i, i + 2)
-        names = tuple(f"{shard}.keys" for shard in shards)
-        firsts = graph.shard_rows * np.arange(len(shards))
-        starts = np.append(firsts, graph.n_points)
-        keys = RowFiles(self.folder, names, starts, (), self.spec.key_dtype)
-        return keys.read_ranges(firsts + begins, firsts + stops)
-
-
 def _sort(spec: DensitySpec, folder: Folder, i: int) -> Receipt:
     """Sort one range."""
-    keys = Buckets(folder.child("buckets"), spec).read(i)
+    keys = _read_range(spec, folder, i)
     write_range(folder, i, keys["number"][_ranked(keys)])
     return {"n_points": len(keys)}
+
+
+def _read_range(spec: DensitySpec, folder: Folder, i: int) -> NDArray[Any]:
+    """Return the keys of a range, which every shard has some of."""
+    n_shards = spec.graph.n_shards
+    begins, stops = places_of(folder, i, n_shards, spec.n_ranges)
+    names = tuple(f"{shard}.keys" for shard in range(n_shards))
+    firsts = spec.graph.shard_rows * np.arange(n_shards)
+    starts = np.append(firsts, spec.graph.n_points)
+    keys = RowFiles(folder.child("buckets"), names, starts, (), spec.key_dtype)
+    return keys.read_ranges(firsts + begins, firsts + stops)
 
 
 def _upper(reach: NDArray[np.floating], reach_mean: float) -> NDArray[np.floating]:

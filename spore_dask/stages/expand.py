@@ -32,9 +32,10 @@ from spore_dask.tasks import Receipt, run_stage
 
 STEPS_PER_CALL = 1 << 20
 """Points that expand before it is asked whether a checkpoint is due."""
+MOST_AHEAD = 1 << 14
+"""Points whose rows are read ahead at most."""
 LEAST_AHEAD = 64
 """Seeds whose rows are read ahead; doubled each time that all of them were of use."""
-MOST_AHEAD = 1 << 14
 PAGES_AROUND = 8
 """Pages next to each other that are read together while a cluster grows."""
 LARGE_QUEUE = 1000
@@ -121,9 +122,11 @@ class Expansion:
             if pages.n_slots == pages.n_pages:
                 pages.bring(np.arange(pages.n_pages))
         for piece in range(self.spec.seeds.n_ranges):
-            if piece >= self.piece:
-                self.piece = piece
+            if piece == self.piece:
                 self._expand_piece(self.spec.seeds.points(piece))
+                self.piece += 1
+                if self.checkpoints.due():
+                    self._save()
             done()
 
     def _expand_piece(self, seeds: NDArray[Any]) -> None:
@@ -152,11 +155,11 @@ class Expansion:
         """Bring the page that is wanted, and with it those that are wanted next."""
         growth, now = self.growth, self.growth.state[0]
         head, tail = int(now["head"]), int(now["tail"])
-        soon = growth.queue[head : min(tail, head + PAGE_ROWS * self.pages.n_slots)]
+        soon = growth.queue[head : min(tail, head + MOST_AHEAD)]
         if wanted >= self.pages.n_pages:
-            places = np.searchsorted(self.longer.points, soon)
-            places = places[np.isin(soon, self.longer.points, assume_unique=True)]
-            self.longer_pages.bring(places // PAGE_ROWS)
+            points = self.longer.points
+            places = np.minimum(np.searchsorted(points, soon), len(points) - 1)
+            self.longer_pages.bring(places[points[places] == soon] // PAGE_ROWS)
             return
         if tail - head > LARGE_QUEUE:
             self.n_ahead = LEAST_AHEAD

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from spore_dask.engine import Engine
 from spore_dask.exact import number_dtype
 from spore_dask.memory import BUFFERS_NBYTES, Shape
-from spore_dask.orders import Order
+from spore_dask.orders import Order, end_exchange, places_of, plan_exchange, write_counts
 from spore_dask.points import CACHE, Points
 from spore_dask.searching import search_points
 from spore_dask.shards import Entries, Fragments, GraphRows, new_entries
@@ -65,14 +65,13 @@ def _build(engine: Engine, spec: FragmentSpec, large: NDArray[np.int64], folder:
     extract = functools.partial(_extract, spec, folder)
     shards = range(spec.graph.n_shards)
     receipts = run_work(engine, folder, Work("fragments", extract, shards, spec.needs_nbytes))
-    counts = np.array([r["counts"] for r in receipts], np.int64)
-    folder.child("buckets").write_array("counts", counts)
-    full = np.flatnonzero(counts.sum(axis=0)).tolist()
+    n_ranges = spec.order.n_ranges
+    plan_exchange(folder, spec.graph.n_shards, n_ranges)
     gather = functools.partial(_gather, spec, folder)
-    run_work(engine, folder, Work("gather", gather, full, spec.needs_nbytes))
-    folder.remove("buckets")
+    gathered = run_work(engine, folder, Work("gather", gather, range(n_ranges), spec.needs_nbytes))
+    end_exchange(folder)
     return {
-        "counts": counts.sum(axis=0).tolist(),
+        "counts": [r["n_fragments"] for r in gathered],
         "coordinates_compared": sum(r["n_compared"] for r in receipts),
     }
 
@@ -95,8 +94,8 @@ def _extract(spec: FragmentSpec, folder: Folder, shard: int) -> Receipt:
     for name, array in zip(BUCKETS, arrays, strict=True):
         content = array.reshape(-1).view(np.uint8).data
         folder.child("buckets").write_bytes(f"{shard}.{name}", content)
-    counts = np.bincount(ranges, minlength=spec.order.n_ranges)
-    return {"counts": counts.tolist(), "n_compared": int(n_compared)}
+    write_counts(folder, shard, ranges, spec.order.n_ranges)
+    return {"n_fragments": len(numbers), "n_compared": int(n_compared)}
 
 
 def _fragments_of(spec: FragmentSpec, folder: Folder, shard: int) -> NDArray[np.int64]:
@@ -128,24 +127,24 @@ def _cut_rows(
 
 
 def _gather(spec: FragmentSpec, folder: Folder, i: int) -> Receipt:
-    """Write the fragments of a range in order."""
-    counts = folder.child("buckets").read_array("counts")
-    starts = np.append(0, np.cumsum(counts.sum(axis=1)))
-    firsts = starts[:-1] + counts[:, :i].sum(axis=1)
-    lasts = firsts + counts[:, i]
+    """Write the fragments of a range in order, if there are any."""
+    begins, stops = places_of(folder, i, spec.graph.n_shards, spec.order.n_ranges)
+    starts = np.append(0, np.cumsum(stops))
+    firsts, lasts = starts[:-1] + begins, starts[1:]
     buckets = functools.partial(_bucket_array, spec, folder, starts)
     points = buckets("points").read_ranges(firsts, lasts)
-    ordered = _in_order(spec.order.points(i), points)
-    folder.write_array(f"{i}.points", points[ordered])
-    for name in Entries._fields:
-        folder.write_array(f"{i}.{name}", buckets(name).read_ranges(firsts, lasts)[ordered])
+    if len(points):
+        ordered = _in_order(spec.order.points(i), points)
+        folder.write_array(f"{i}.points", points[ordered])
+        for name in Entries._fields:
+            folder.write_array(f"{i}.{name}", buckets(name).read_ranges(firsts, lasts)[ordered])
     return {"n_fragments": len(points)}
 
 
 def _bucket_array(
     spec: FragmentSpec, folder: Folder, starts: NDArray[np.int64], name: str
 ) -> RowFiles:
-    """Return one of the arrays of the buckets of all shards."""
+    """Return one of the arrays of the buckets of all shards, up to where a range ends."""
     n_points, row_shape = spec.graph.n_points, () if name == "points" else (spec.k + 1,)
     dtype: Any = spec.graph.dtype if name == "distances" else number_dtype(n_points)
     names = tuple(f"{shard}.{name}" for shard in range(len(starts) - 1))

@@ -3,8 +3,8 @@
 Streams the rows of the fragments in density order, once a round, and keeps as many of them as its
 cache takes. Reads the skeletons and the fragments' rows; writes `labels` (final, one a point),
 `rounds` (how each point got its label) and `clusters` (a record for each final cluster).
-Memory: 6 bytes a point (10 beyond 2**31 points), 40 for each large cluster, the cache and one
-piece of fragments; where fragments are kept as clusters, 5 more for each cluster of Expansion.
+Memory: 7 bytes a point (11 beyond 2**31 points), 40 for each large cluster (56 while they vote),
+the cache and one piece of fragments; where fragments are kept, 5 for each cluster of Expansion.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spore_dask.checkpoints import Checkpoints
-from spore_dask.clusters import NOISE, Thresholds, smallest_final_size
+from spore_dask.clusters import NOISE, Thresholds
 from spore_dask.engine import Engine
 from spore_dask.kernels import reassign as kernel
 from spore_dask.kernels.expand import CLUSTER
@@ -52,15 +52,19 @@ def reassign(engine: Engine, folder: Folder, spec: ReassignSpec) -> Receipt:
     return summary
 
 
-def large_clusters(
-    skeletons: Folder, n_pieces: int, largest: list[int], params: ResolvedParams
-) -> NDArray[Any]:
-    """Return LARGE records of the clusters that reassignment leaves as they are."""
-    n_clusters = sum(1 for size in largest if size)
-    smallest = smallest_final_size(np.array(largest[-n_clusters:]), params)
-    found = [np.empty(0, LARGE)]
-    found += [part[part["size"] >= smallest] for part in _clusters(skeletons, n_pieces)]
-    return np.concatenate(found)
+def count_clusters(skeletons: Folder, n_pieces: int, smallest: int) -> int:
+    """Return how many clusters have at least a size."""
+    return sum(int((part["size"] >= smallest).sum()) for part in _clusters(skeletons, n_pieces))
+
+
+def large_clusters(skeletons: Folder, n_pieces: int, smallest: int, n_large: int) -> NDArray[Any]:
+    """Return LARGE records of the clusters that have at least a size, `n_large` of them."""
+    found, place = np.empty(n_large, LARGE), 0
+    for part in _clusters(skeletons, n_pieces):
+        part = part[part["size"] >= smallest]
+        found[place : place + len(part)] = part
+        place += len(part)
+    return found
 
 
 def _clusters(skeletons: Folder, n_pieces: int) -> Iterator[NDArray[Any]]:
@@ -98,7 +102,9 @@ def _build(engine: Engine, spec: ReassignSpec, folder: Folder) -> Receipt:
 def cluster_of_points(spec: ReassignSpec, first: int, last: int) -> NDArray[Any]:
     """Return where in `large` the clusters of the points [first, last) are, or FRAGMENT."""
     skeletons = spec.skeletons.open_rows("skeletons").read(first, last)
-    numbers = spec.large["number"]
+    numbers = np.ascontiguousarray(spec.large["number"])
+    if not len(numbers):
+        return np.full(len(skeletons), kernel.FRAGMENT, skeletons.dtype)
     places = np.searchsorted(numbers, skeletons)
     places[places == len(numbers)] = 0
     places[numbers[places] != skeletons] = kernel.FRAGMENT
@@ -187,13 +193,17 @@ def _keep_fragments(spec: ReassignSpec, labels: NDArray[Any]) -> NDArray[Any]:
     kept[spec.large["number"]] = True
     spans = list(zip(skeletons.starts.tolist(), skeletons.starts[1:].tolist(), strict=False))
     for first, last in spans:
-        left = labels[first:last] == kernel.FRAGMENT
-        kept[skeletons.read(first, last)[left]] = True
+        free = labels[first:last] == kernel.FRAGMENT
+        kept[skeletons.read(first, last)[free]] = True
     number_of = np.cumsum(kept, dtype=labels.dtype) - 1
     for first, last in spans:
         part = labels[first:last]
-        left = part == kernel.FRAGMENT
-        part[~left] = number_of[spec.large["number"][part[~left]]]
-        part[left] = number_of[skeletons.read(first, last)[left]]
-    tables = [part[kept[part["number"]]] for part in _clusters(spec.skeletons, len(names))]
-    return np.concatenate(tables)
+        free = part == kernel.FRAGMENT
+        part[~free] = number_of[spec.large["number"][part[~free]]]
+        part[free] = number_of[skeletons.read(first, last)[free]]
+    left, place = np.empty(int(kept.sum()), LARGE), 0
+    for table in _clusters(spec.skeletons, len(names)):
+        table = table[kept[table["number"]]]
+        left[place : place + len(table)] = table
+        place += len(table)
+    return left
