@@ -20,8 +20,9 @@ from dask.utils import format_bytes
 from numpy.typing import NDArray
 
 from spore_dask import memory
-from spore_dask.fitting import Job, find_job, fit, place_beside
+from spore_dask.fitting import fit
 from spore_dask.graph import Graph
+from spore_dask.jobs import Job, find_job, place_beside
 from spore_dask.pilot import CELLS, compared_by_cells
 from spore_dask.plan import FitPlan
 from spore_dask.runs import Run

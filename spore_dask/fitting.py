@@ -18,8 +18,6 @@ import weakref
 from typing import Any
 
 import numpy as np
-import zarr
-from dask.utils import parse_bytes
 from numpy.typing import NDArray
 
 from spore_dask.clustering import cluster_rows
@@ -36,25 +34,21 @@ from spore_dask.graph import (
     scan_source,
     search_graph,
 )
-from spore_dask.inputs import Input, check_unchanged, find_input
+from spore_dask.inputs import check_unchanged
+from spore_dask.jobs import Job, find_job, place_beside
 from spore_dask.orders import Order
-from spore_dask.params import Params, ResolvedParams
+from spore_dask.params import ResolvedParams
 from spore_dask.pilot import CELLS, EXACT
-from spore_dask.plan import FitPlan, Options, make_plan
+from spore_dask.plan import FitPlan
 from spore_dask.points import CACHE
 from spore_dask.progress import as_consumer
 from spore_dask.runs import (
-    KEEP,
-    KEPT,
     POINTER,
-    RESULT,
     SUMMARY,
     Run,
-    as_run,
     clean,
     kept_stages,
     remove_stage,
-    run_ids,
 )
 from spore_dask.search import neighbor_rows
 from spore_dask.shards import Fragments
@@ -70,7 +64,7 @@ from spore_dask.stages.reassign import (
 )
 from spore_dask.stages.scan import Scan
 from spore_dask.stages.seeds import order_seeds
-from spore_dask.store import Folder, address, address_of, hash_of
+from spore_dask.store import Folder, hash_of
 from spore_dask.tasks import MARKER, Receipt, Work, is_done, run_work
 
 MOST_FRAGMENTS = 1 / 3
@@ -160,49 +154,6 @@ n_workers, seed, progress
         return run
 
 
-def find_job(
-    source: Any,
-    out: str | os.PathLike[str],
-    *,
-    graph: Any = None,
-    component: str | None = None,
-    keep: str = "predict",
-    cache_limit: int | str | None = None,
-    seed: int = 42,
-    **options: Any,
-) -> Job:
-    """Return what the arguments of `fit` ask for, or raise a sentence."""
-    KEEP.check("keep", keep)
-    names = {field.name for field in dataclasses.fields(Options)} & options.keys()
-    params = {name: value for name, value in options.items() if name not in names}
-    asked = Params.from_keywords({**params, "seed": seed})
-    chosen = Options(seed=seed, **{name: options[name] for name in names})
-    folder = Folder(address(out))
-    data = find_input(source, component, folder)
-    chosen = chosen.check(data.source.shape[0])
-    known = None if graph is None else _as_graph(graph)
-    return Job(folder, data, chosen, asked, known, keep, cache_limit)
-
-
-def place_beside(source: Any) -> str | None:
-    """Return where the run of a source goes by default; None for data in memory."""
-    if isinstance(source, zarr.Array):
-        source = address_of(source)
-    if not isinstance(source, str | os.PathLike):
-        return None
-    store, _, _ = (address(source).rstrip("/") + "/").partition(".zarr/")
-    return store.rstrip("/") + ".spore"
-
-
-def _as_graph(graph: Any) -> Graph:
-    """Return the graph that a user means."""
-    if isinstance(graph, Graph):
-        return graph
-    if isinstance(graph, Run) or run_ids(Folder(address(graph))):
-        return Graph(*as_run(graph).graph)
-    return Graph(graph)
-
-
 def _run(
     job: Job, resume: bool, memory_limit: Any, client: Any, n_workers: int | None, progress: Any
 ) -> Run:
@@ -220,79 +171,6 @@ def _run(
         return Fit(engine, job, plan, resume).run()
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """What a fit is asked for."""
-
-    folder: Folder
-    data: Input
-    options: Options
-    params: Params
-    graph: Graph | None
-    keep: str
-    cache_limit: int | str | None = None
-
-    @functools.cached_property
-    def resolved(self) -> ResolvedParams:
-        """The counts that the parameters come to."""
-        return self.params.resolve(self.data.source.shape[0])
-
-    @property
-    def head_k(self) -> int:
-        """Neighbours that every point needs; only fragments and copies need K."""
-        return max(self.resolved.density_neighbors, self.resolved.expansion_neighbors)
-
-    @property
-    def id(self) -> str:
-        """A name for the result: a hash of all that it depends on."""
-        source = dataclasses.asdict(self.data.source)
-        graph = self.graph and (self.graph.path, self.graph.name)
-        params = dataclasses.asdict(self.params)
-        return hash_of(FORMAT, source, dataclasses.asdict(self.options), params, graph)
-
-    @property
-    def result(self) -> Folder:
-        """Where the result goes."""
-        return self.folder.child(RESULT + self.id)
-
-    def finished(self) -> Run | None:
-        """Return the run if it is complete; refuse it if the source has changed since.
-
-        Removes what is no longer to be kept, but does nothing again for what was not.
-        """
-        check_unchanged(self.folder, self.data.source)
-        if not self.result.exists(SUMMARY):
-            return None
-        self.folder.write_json(POINTER, {"id": self.id})
-        run = Run(self.folder.url, self.id)
-        levels = list(KEPT)
-        clean(run, min(self.keep, run.summary["keep"], key=levels.index))
-        return run
-
-    def plan(self, memory_limit: Any, n_workers: int | None) -> FitPlan:
-        """Plan the run; raise a sentence where it cannot work."""
-        options = dataclasses.replace(self.options, k=self.head_k, longest_k=self.resolved.k)
-        known = None if self.graph is None else self.graph.shape
-        make = functools.partial(FitPlan, cache_limit=self.cache_nbytes, known=known)
-        return make_plan(self.data, self.folder, options, memory_limit, n_workers, make)
-
-    @property
-    def cache_nbytes(self) -> int | None:
-        """The coordinator's cache in bytes, if it is limited."""
-        if self.cache_limit is None:
-            return None
-        try:
-            nbytes = int(parse_bytes(self.cache_limit))
-        except (ValueError, AttributeError, TypeError):
-            nbytes = -1
-        if nbytes < 0:
-            raise ParameterError(
-                f"cache_limit is {self.cache_limit!r}, but it must be a number of bytes or a text "
-                "such as '100MB'."
-            )
-        return nbytes
-
-
 class Fit:
     """A fit under way."""
 
@@ -305,7 +183,7 @@ class Fit:
         self.stages: dict[str, dict[str, Any]] = {}
 
     def run(self) -> Run:
-        """Run the stages, one after another, unless the result is there."""
+        """Return the result, if it is there; else run the stages, one after another."""
         with self.job.data.removed_when_done():
             check_unchanged(self.job.folder, self.job.data.source)
             finished = self.job.finished() if self.resume else None
@@ -315,6 +193,7 @@ class Fit:
             return finished or self._run()
 
     def _run(self) -> Run:
+        """Run the stages."""
         graph = self._graph()
         extent = graph.points.extent()
         if extent <= 0:
@@ -494,9 +373,9 @@ class Fit:
         self.stages["publish"] = {"name": job.result.name}
         for stage in self.stages.values():
             folder = job.folder.child(stage["name"])
+            facts = folder.read_json(MARKER) or {}
+            stage |= {name: fact for name, fact in facts.items() if np.isscalar(fact)}
             stage["nbytes"] = folder.nbytes()
-            stage |= folder.read_json(MARKER) or {}
-            stage.pop("n_longer", None)
         summary = {
             "n_points": job.resolved.n_points,
             "n_columns": job.data.source.shape[1],

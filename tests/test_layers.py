@@ -17,6 +17,7 @@ LAYERS = [
     {"inputs", "stages", "search", "clustering"},
     {"plan"},
     {"graph"},
+    {"jobs"},
     {"fitting"},
     {"estimator", "estimates"},
     {"cli"},

@@ -107,14 +107,14 @@ class Expansion:
 
     def facts(self) -> Receipt:
         """Return what is to be known of the expansion so far."""
+        caches = self.pages, self.longer_pages
         return {
             "n_clusters": int(self.growth.state["cluster"][0]),
             "largest": self.largest,
-            "read_nbytes": self.read_before + self.pages.read_nbytes
-            + self.longer_pages.read_nbytes,
-            "graph_nbytes": self.pages.nbytes + self.longer_pages.nbytes,
+            "read_nbytes": self.read_before + sum(pages.read_nbytes for pages in caches),
+            "graph_nbytes": sum(pages.nbytes for pages in caches),
             "cache_nbytes": self.spec.cache_nbytes,
-        }  # fmt: skip
+        }
 
     def run(self, done: Callable[[], None]) -> None:
         """Expand from every seed, a piece of the order at a time."""

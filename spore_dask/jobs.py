@@ -1,0 +1,138 @@
+"""What a fit is asked for: where its data, its graph and its result are, and what it will need.
+
+Reads metadata only; writes a pointer when it finds a finished result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from typing import Any
+
+import zarr
+from dask.utils import parse_bytes
+
+from spore_dask.errors import ParameterError
+from spore_dask.graph import FORMAT, Graph
+from spore_dask.inputs import Input, check_unchanged, find_input
+from spore_dask.params import Params, ResolvedParams
+from spore_dask.plan import FitPlan, Options, make_plan
+from spore_dask.runs import KEEP, KEPT, POINTER, RESULT, SUMMARY, Run, as_run, clean, run_ids
+from spore_dask.store import Folder, address, address_of, hash_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What a fit is asked for."""
+
+    folder: Folder
+    data: Input
+    options: Options
+    params: Params
+    graph: Graph | None
+    keep: str
+    cache_limit: int | str | None = None
+
+    @functools.cached_property
+    def resolved(self) -> ResolvedParams:
+        """The counts that the parameters come to."""
+        return self.params.resolve(self.data.source.shape[0])
+
+    @property
+    def head_k(self) -> int:
+        """Neighbours that every point needs; only fragments and copies need K."""
+        return max(self.resolved.density_neighbors, self.resolved.expansion_neighbors)
+
+    @property
+    def id(self) -> str:
+        """A name for the result: a hash of all that it depends on."""
+        source = dataclasses.asdict(self.data.source)
+        graph = self.graph and (self.graph.path, self.graph.name)
+        params = dataclasses.asdict(self.params)
+        return hash_of(FORMAT, source, dataclasses.asdict(self.options), params, graph)
+
+    @property
+    def result(self) -> Folder:
+        """Where the result goes."""
+        return self.folder.child(RESULT + self.id)
+
+    def finished(self) -> Run | None:
+        """Return the run if it is complete; refuse it if the source has changed since.
+
+        Removes what is no longer to be kept, but does nothing again for what was not.
+        """
+        check_unchanged(self.folder, self.data.source)
+        if not self.result.exists(SUMMARY):
+            return None
+        self.folder.write_json(POINTER, {"id": self.id})
+        run = Run(self.folder.url, self.id)
+        levels = list(KEPT)
+        clean(run, min(self.keep, run.summary["keep"], key=levels.index))
+        return run
+
+    def plan(self, memory_limit: Any, n_workers: int | None) -> FitPlan:
+        """Plan the run; raise a sentence where it cannot work."""
+        options = dataclasses.replace(self.options, k=self.head_k, longest_k=self.resolved.k)
+        known = None if self.graph is None else self.graph.shape
+        make = functools.partial(FitPlan, cache_limit=self.cache_nbytes, known=known)
+        return make_plan(self.data, self.folder, options, memory_limit, n_workers, make)
+
+    @property
+    def cache_nbytes(self) -> int | None:
+        """The coordinator's cache in bytes, if it is limited."""
+        if self.cache_limit is None:
+            return None
+        try:
+            nbytes = int(parse_bytes(self.cache_limit))
+        except (ValueError, AttributeError, TypeError):
+            nbytes = -1
+        if nbytes < 0:
+            raise ParameterError(
+                f"cache_limit is {self.cache_limit!r}, but it must be a number of bytes or a text "
+                "such as '100MB'."
+            )
+        return nbytes
+
+
+def find_job(
+    source: Any,
+    out: str | os.PathLike[str],
+    *,
+    graph: Any = None,
+    component: str | None = None,
+    keep: str = "predict",
+    cache_limit: int | str | None = None,
+    seed: int = 42,
+    **options: Any,
+) -> Job:
+    """Return what the arguments of `fit` ask for, or raise a sentence."""
+    KEEP.check("keep", keep)
+    names = {field.name for field in dataclasses.fields(Options)} & options.keys()
+    params = {name: value for name, value in options.items() if name not in names}
+    asked = Params.from_keywords({**params, "seed": seed})
+    chosen = Options(seed=seed, **{name: options[name] for name in names})
+    folder = Folder(address(out))
+    data = find_input(source, component, folder)
+    chosen = chosen.check(data.source.shape[0])
+    known = None if graph is None else _as_graph(graph)
+    return Job(folder, data, chosen, asked, known, keep, cache_limit)
+
+
+def place_beside(source: Any) -> str | None:
+    """Return where the run of a source goes by default; None for data in memory."""
+    if isinstance(source, zarr.Array):
+        source = address_of(source)
+    if not isinstance(source, str | os.PathLike):
+        return None
+    store, _, _ = (address(source).rstrip("/") + "/").partition(".zarr/")
+    return store.rstrip("/") + ".spore"
+
+
+def _as_graph(graph: Any) -> Graph:
+    """Return the graph that a user means."""
+    if isinstance(graph, Graph):
+        return graph
+    if isinstance(graph, Run) or run_ids(Folder(address(graph))):
+        return Graph(*as_run(graph).graph)
+    return Graph(graph)
