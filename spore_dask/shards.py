@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from spore_dask.exact import number_dtype
 from spore_dask.memory import Shape
 from spore_dask.store import Folder, RowFiles
+from spore_dask.threads import scratch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +62,16 @@ def create_graph(folder: Folder, shape: Shape, dtype: np.dtype[Any]) -> None:
 
 
 def new_shard(shape: Shape, dtype: Any, number: int) -> Shard:
-    """Allocate one shard, with the points themselves filled in."""
+    """Return room for one shard, with the points themselves filled in.
+
+    A thread has one shard at a time: the next one overwrites it.
+    """
     first = number * shape.shard_rows
-    return empty_shard(first, min(shape.shard_rows, shape.n_points - first), shape, dtype)
+    numbers = np.arange(first, min(first + shape.shard_rows, shape.n_points))
+    size, number_type = (len(numbers), shape.k + 1), number_dtype(shape.n_points)
+    entries = Entries(scratch("neighbors", size, number_type), scratch("distances", size, dtype))
+    entries.fill_in(numbers)
+    return Shard(first, *entries, np.empty(len(numbers), number_type))
 
 
 def empty_shard(first: int, n_rows: int, shape: Shape, dtype: Any) -> Shard:
@@ -85,6 +93,11 @@ class Entries(NamedTuple):
         """Neighbours of each point."""
         return int(self.neighbors.shape[1]) - 1
 
+    def fill_in(self, numbers: NDArray[np.integer]) -> None:
+        """Begin each row with its point itself."""
+        self.neighbors[:, 0] = numbers
+        self.distances[:, 0] = 0
+
 
 def new_entries(numbers: NDArray[np.integer], n_points: int, k: int, dtype: Any) -> Entries:
     """Allocate rows for some of the points of a graph, with the points themselves filled in."""
@@ -92,8 +105,7 @@ def new_entries(numbers: NDArray[np.integer], n_points: int, k: int, dtype: Any)
         np.empty((len(numbers), k + 1), number_dtype(n_points)),
         np.empty((len(numbers), k + 1), dtype),
     )
-    entries.neighbors[:, 0] = numbers
-    entries.distances[:, 0] = 0
+    entries.fill_in(numbers)
     return entries
 
 
