@@ -108,10 +108,9 @@ import sys, time
 import numpy as np
 from fast_hdbscan import HDBSCAN
 x = np.load(sys.argv[1])
-size = int(sys.argv[2])
-HDBSCAN(min_cluster_size=size).fit(x[:20000])
+HDBSCAN().fit(x[:20000])
 start = time.perf_counter()
-HDBSCAN(min_cluster_size=size).fit(x)
+HDBSCAN().fit(x)
 print(time.perf_counter() - start)
 """
 AUTHOR = """
@@ -141,24 +140,36 @@ def speed(options: argparse.Namespace, folder: Path) -> None:
     x, _ = blobs_and_shapes(1_000_000, 2, dtype=np.float32)
     source = write_zarr(folder / "speed.zarr", x)
     np.save(folder / "speed.npy", x)
-    path, size = str(folder / "speed.npy"), str(Params().resolve(len(x)).min_cluster_size)
-    peers = [("fast_hdbscan", sys.executable, HDBSCAN, size, 0.4)]
+    path = str(folder / "speed.npy")
+    peers = [("fast_hdbscan", sys.executable, HDBSCAN, "defaults", 0.4)]
     if options.peer_python:
         peers.append(("spore-clustering exact", options.peer_python, AUTHOR, "exact", 1 / 5))
         peers.append(("spore-clustering default", options.peer_python, AUTHOR, "default", 1 / 20))
     with cluster() as client:
         for i in range(options.runs):
-            out = folder / f"speed-{i}"
-            seconds, run = timed(lambda out=out: fit(source, out, client=client))
-            stages = run.summary["stages"]
-            before = sum(stages[name]["seconds"] for name in ("scan", "points", "graph"))
-            print(
-                f"speed      1,000,000 x 2: {seconds:.2f} s, after the neighbours "
-                f"{(seconds - before) / seconds:.0%} (aim 30%): {stage_line(run.summary)}"
-            )
+            seconds = fit_once("workers at hand", source, folder / f"speed-{i}", client=client)
             for name, python, code, argument, aim in peers if i < options.peer_runs else []:
                 other = peer_seconds(python, code, path, argument)
                 print(f"speed      {name} {other:.1f} s: {seconds / other:.3f} (aim {aim:.2f})")
+    for i in range(options.runs):
+        fit_once("workers of its own", source, folder / f"own-{i}", n_workers=N_WORKERS)
+
+
+def fit_once(what: str, source: str, out: Path, **options: Any) -> float:
+    """Fit, print what it took and what came after the neighbours, and return the seconds."""
+    searched = []
+
+    def watch(event: Any) -> None:
+        if (event.stage, event.kind) == ("neighbors", "stage-end"):
+            searched.append(time.perf_counter())
+
+    seconds, run = timed(lambda: fit(source, out, progress=watch, **options))
+    after = time.perf_counter() - searched[0]
+    print(
+        f"speed      1,000,000 x 2, {what}: {seconds:.2f} s, of which {after:.2f} s after the "
+        f"neighbours, {after / seconds:.0%} (aim 30%): {stage_line(run.summary)}"
+    )
+    return seconds
 
 
 def scaling(options: argparse.Namespace, folder: Path) -> None:

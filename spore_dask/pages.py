@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from spore_dask.kernels.expand import Slots
 from spore_dask.store import RowFiles
+from spore_dask.threads import in_threads
 
 PAGE_ROWS = 8
 BATCH_NBYTES = 1 << 20
@@ -73,6 +74,17 @@ class Pages:
             self._read(missing[batch], room[batch])
         return len(missing)
 
+    def bring_all(self) -> None:
+        """Bring every page, where there is a slot for each."""
+        arrays = list(zip(self._files, self.slots[2:], strict=True))
+        if any(files.row_shape != target.shape[1:] for files, target in arrays):
+            self.bring(np.arange(self.n_pages))
+            return
+        ends = np.array([0]), np.array([self.n_rows])
+        found = in_threads(lambda pair: pair[0].read_ranges(*ends, pair[1]), arrays)
+        self.read_nbytes += sum(array.nbytes for array in found)
+        self._page_in_slot[:] = self.slots.slot_of_page[:] = np.arange(self.n_pages)
+
     def _make_room(self, n_wanted: int, kept: NDArray[np.integer]) -> NDArray[np.int64]:
         """Return slots to fill next, from the oldest on, none of them among the `kept`."""
         n_looked_at = min(n_wanted + len(kept), self.n_slots)
@@ -93,15 +105,10 @@ class Pages:
         breaks = np.flatnonzero(np.diff(pages) > 1) + 1
         firsts = pages[np.append(0, breaks)] * PAGE_ROWS
         lasts = np.minimum((pages[np.append(breaks, len(pages)) - 1] + 1) * PAGE_ROWS, self.n_rows)
-        in_a_row = len(firsts) == 1 and bool((np.diff(room) == 1).all())
         for files, target in zip(self._files, self.slots[2:], strict=True):
-            width = target.shape[1]
-            if in_a_row and files.row_shape == (width,):
-                found = files.read_ranges(firsts, lasts, target[room[0] * PAGE_ROWS :])
-                self.read_nbytes += found.nbytes
-                continue
             found = np.empty((len(pages) * PAGE_ROWS, *files.row_shape), files.dtype)
             self.read_nbytes += files.read_ranges(firsts, lasts, found).nbytes
+            width = target.shape[1]
             whole_pages = found[:, :width].reshape(len(pages), PAGE_ROWS * width)
             target.reshape(self.n_slots, PAGE_ROWS * width)[room] = whole_pages
         self._page_in_slot[room] = pages

@@ -69,10 +69,12 @@ def test_what_was_brought_first_makes_room(files):
     assert pages.bring(np.array([0, 2, 3, 9])) == 0
 
 
-def test_all_pages_are_read_once(files):
-    pages = Pages(files, 5, 10**9)
+@pytest.mark.parametrize("width", [3, 5])
+def test_all_pages_are_read_once(files, width):
+    pages = Pages(files, width, 10**9)
     assert pages.n_slots == pages.n_pages == 126
-    pages.bring(np.arange(126))
+    pages.bring_all()
+    assert pages.bring(np.arange(126)) == 0
     assert_at_hand(pages, np.arange(126))
     assert pages.read_nbytes == pages.nbytes == 1003 * 40
 

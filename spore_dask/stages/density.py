@@ -46,6 +46,7 @@ from spore_dask.points import CACHE, Points
 from spore_dask.shards import GraphRows
 from spore_dask.store import Folder, RowFiles
 from spore_dask.tasks import Receipt, Work, run_stage, run_work
+from spore_dask.threads import scratch
 
 POINTS_PER_HISTOGRAM = 1 << 20
 """Points that a task counts at least, so that reading histograms costs less than making them."""
@@ -150,13 +151,21 @@ def _total(receipts: list[Receipt], name: str) -> int:
 
 def _measure(spec: DensitySpec, folder: Folder, shard: int) -> Receipt:
     """Add up the distances of a shard, and draw keys from it."""
-    distances = spec.graph.array("distances").read(*spec.graph.span(shard))
+    distances = _distances(spec, shard)
     ke = spec.expansion_neighbors
     reach = np.ascontiguousarray(distances[:, ke])
     folder.child("reach").write_array(str(shard), reach)
     drawn = _drawn(spec, shard, len(reach))
-    folder.child("sample").write_array(str(shard), _keys(spec, shard, distances).take(drawn))
+    folder.child("sample").write_array(str(shard), _keys(spec, shard, distances, drawn))
     return {"reach": str(exact_sum(reach)), "start": str(exact_sum(distances[:, : ke + 1]))}
+
+
+def _distances(spec: DensitySpec, shard: int) -> NDArray[np.floating]:
+    """Read the distances of a shard, into memory that the next one overwrites."""
+    first, last = spec.graph.span(shard)
+    into = scratch("distances", (last - first, spec.graph.k + 1), spec.graph.dtype)
+    ends = np.array([first]), np.array([last])
+    return spec.graph.array("distances").read_ranges(*ends, into)
 
 
 def _drawn(spec: DensitySpec, shard: int, n_points: int) -> NDArray[np.int64]:
@@ -166,18 +175,24 @@ def _drawn(spec: DensitySpec, shard: int, n_points: int) -> NDArray[np.int64]:
     return np.random.default_rng(shard).choice(n_points, n_drawn, replace=False)
 
 
-def _keys(spec: DensitySpec, shard: int, distances: NDArray[np.floating]) -> NDArray[Any]:
-    """Return the keys of the points of a shard."""
+def _keys(
+    spec: DensitySpec,
+    shard: int,
+    distances: NDArray[np.floating],
+    places: NDArray[np.int64] | slice = slice(None),
+) -> NDArray[Any]:
+    """Return the keys of the points of a shard, or of those at some places in it."""
     CACHE.budget_nbytes = spec.cache_nbytes
     first, last = spec.graph.span(shard)
-    keys = np.empty(last - first, spec.key_dtype)
-    keys["density"] = _densities(spec, distances)
+    density = _densities(spec, distances)
     if spec.graph.n_longer[shard]:
         longer = spec.graph.longer(shard)
-        keys["density"][longer.points.astype(np.int64) - first] = _densities(spec, longer.distances)
-    keys["row"] = spec.graph.array("rows").read(first, last)
-    keys["number"] = np.arange(first, last)
-    keys["point"] = spec.points.coordinates(first, last)
+        density[longer.points.astype(np.int64) - first] = _densities(spec, longer.distances)
+    keys = np.empty(len(density[places]), spec.key_dtype)
+    keys["density"] = density[places]
+    keys["row"] = spec.graph.array("rows").read(first, last)[places]
+    keys["number"] = np.arange(first, last)[places]
+    keys["point"] = spec.points.coordinates(first, last)[places]
     return keys
 
 
@@ -205,7 +220,7 @@ def _exchange(
     spec: DensitySpec, folder: Folder, reach_mean: float, start_mean: float, shard: int
 ) -> Receipt:
     """Write the keys of a shard with a bucket for each range, and add up squared deviations."""
-    distances = spec.graph.array("distances").read(*spec.graph.span(shard))
+    distances = _distances(spec, shard)
     keys = _keys(spec, shard, distances)
     ranges = _ranges_of(keys, folder.read_array("splitters"))
     write_ranges_of(folder, shard, ranges)

@@ -120,7 +120,7 @@ class Expansion:
         """Expand from every seed, a piece of the order at a time."""
         for pages in (self.pages, self.longer_pages):
             if pages.n_slots == pages.n_pages:
-                pages.bring(np.arange(pages.n_pages))
+                pages.bring_all()
         for piece in range(self.spec.seeds.n_ranges):
             if piece == self.piece:
                 self._expand_piece(self.spec.seeds.points(piece))
