@@ -24,7 +24,7 @@ from spore_dask.kernels.nearest import (
     reset,
 )
 from spore_dask.kernels.products import screen
-from spore_dask.threads import in_threads
+from spore_dask.threads import in_threads, scratch
 
 TOP_LEVELS = 3
 BLOCK_NBYTES = 8 << 20
@@ -108,10 +108,13 @@ def _homes_per_block(cells: tree.Cells, k: int) -> int:
 
 
 def block_buffers(cells: tree.Cells, k: int) -> Buffers:
-    """Allocate buffers that any block of a partition fits in."""
+    """Return buffers that any block of a partition fits in.
+
+    A thread has one of them at a time: the next call overwrites it.
+    """
     n_homes = min(len(cells.starts) - 1, _homes_per_block(cells, k))
     n_queries = n_homes * int(np.diff(cells.starts).max())
-    return new_buffers(n_queries, k, cells.columns.dtype, cells.rows.dtype)
+    return new_buffers(n_queries, k, cells.columns.dtype, cells.rows.dtype, scratch)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -146,10 +146,9 @@ def _search_cells(
 ) -> None:
     """Fill the rows by searching from every cell."""
     k = neighbors.shape[1] - 1
-    largest = block_buffers(cells, k)
 
     def search_part(block: Block) -> None:
-        buffers = new_buffers(len(largest.counts), k, distances.dtype, neighbors.dtype)
+        buffers = block_buffers(cells, k)
         search_block(cells, block, k, buffers)
         write_rows(buffers, cells.rows[block.first : block.last], k, neighbors, distances)
 

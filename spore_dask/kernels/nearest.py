@@ -10,6 +10,7 @@ query.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,15 +41,25 @@ class Buffers(NamedTuple):
     """Factor and summand that make a squared distance a safe limit in spite of rounding."""
 
 
-def new_buffers(n_queries: int, k: int, dtype: np.dtype[Any], number_dtype: Any) -> Buffers:
-    """Allocate buffers for `n_queries` searches at a time; `number_dtype` holds a row's number."""
+def new_buffers(
+    n_queries: int,
+    k: int,
+    dtype: np.dtype[Any],
+    number_dtype: Any,
+    allocate: Callable[[str, tuple[int, ...], Any], NDArray[Any]] = lambda _, *size: np.empty(
+        *size
+    ),
+) -> Buffers:
+    """Make buffers for `n_queries` searches at a time; `number_dtype` holds a row's number."""
     capacity = BUFFER_FACTOR * k + SHORT
+    size = (n_queries * capacity,)
+    allocate = allocate or (lambda _, shape, dtype: np.empty(shape, dtype))
     rounding = np.finfo(dtype)
     return Buffers(
         capacity=capacity,
-        distances=np.empty(n_queries * capacity, dtype),
-        rows=np.empty(n_queries * capacity, number_dtype),
-        points=np.empty(n_queries * capacity, number_dtype),
+        distances=allocate("candidates.distances", size, dtype),
+        rows=allocate("candidates.rows", size, number_dtype),
+        points=allocate("candidates.points", size, number_dtype),
         counts=np.zeros(n_queries, np.int64),
         limits=np.full(n_queries, np.inf, dtype),
         slack=np.array([1 + 8 * rounding.eps, 8 * rounding.smallest_subnormal], dtype),
