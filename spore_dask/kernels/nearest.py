@@ -41,19 +41,25 @@ class Buffers(NamedTuple):
     """Factor and summand that make a squared distance a safe limit in spite of rounding."""
 
 
+Allocate = Callable[[str, tuple[int, ...], Any], NDArray[Any]]
+"""What makes an array, given its name, shape and type."""
+
+
+def _fresh(name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """Allocate an array."""
+    return np.empty(shape, dtype)
+
+
 def new_buffers(
     n_queries: int,
     k: int,
     dtype: np.dtype[Any],
     number_dtype: Any,
-    allocate: Callable[[str, tuple[int, ...], Any], NDArray[Any]] = lambda _, *size: np.empty(
-        *size
-    ),
+    allocate: Allocate = _fresh,
 ) -> Buffers:
     """Make buffers for `n_queries` searches at a time; `number_dtype` holds a row's number."""
     capacity = BUFFER_FACTOR * k + SHORT
     size = (n_queries * capacity,)
-    allocate = allocate or (lambda _, shape, dtype: np.empty(shape, dtype))
     rounding = np.finfo(dtype)
     return Buffers(
         capacity=capacity,
