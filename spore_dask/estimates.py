@@ -1,8 +1,8 @@
 """`estimate`: what a fit will take in memory, disk and time, before it starts.
 
-Reads a few chunks of the source and fits them in this process, in a temporary folder; what each
-stage took there is projected to the whole. Memory and disk come from the plan. Memory: that of a
-fit of the sample.
+Reads a few chunks of the source and fits a few and many of their rows in this process, in temporary
+folders; the line through what each stage took there leads to the whole. Memory comes from the plan.
+Memory: that of a fit of the sample.
 """
 
 from __future__ import annotations
@@ -31,12 +31,17 @@ from spore_dask.threads import n_threads
 
 SAMPLE_POINTS = 100_000
 SAMPLE_NBYTES = 32 << 20
-WARM_UP_POINTS = 6000
-"""Points of a first fit, which loads what is compiled; enough for an approximate search."""
+FEW_POINTS = 6000
+"""Points of a small fit: enough for an approximate search."""
 SAMPLE_CHUNKS = 16
 """Chunks that the sample is read from."""
-START_SECONDS = 2.5
+START_SECONDS = 2.0
 """What it takes to start local workers."""
+LOAD_SECONDS = 0.8
+"""What the first task takes on a new worker, to load libraries."""
+TASK_SECONDS = 0.012
+"""What a task takes beside its work, on a worker."""
+TASKS_PER_SHARD = {"points": 2, "graph": 1, "density": 3, "fragments": 2}
 HERE = ("expand", "reassign", "publish")
 """Stages that the coordinator does itself."""
 UNSURE = 2.0
@@ -130,11 +135,12 @@ def estimate(source: Any, out: Any = None, **options: Any) -> Estimate:
     job = find_job(source, place, **options)
     plan = job.plan(memory_limit, None if client is not None else n_workers)
     sample = _sample(job.data.source, job.data.content)
-    run, between = _measure(job, sample, options)
-    n_parallel = max(1, n_threads() if n_workers is None else n_workers)
-    start = START_SECONDS if client is None and n_workers != 0 else 0.0
-    stages = _project(job, plan, run, sample, n_parallel)
-    return Estimate(stages, start + between, plan.memory_limit)
+    n_workers = n_threads() if n_workers is None else n_workers
+    starts_workers = client is None and n_workers > 0
+    pilot = _measure(job, sample, options)
+    stages = _project(job, plan, pilot, n_workers, starts_workers)
+    between = START_SECONDS if starts_workers else 0.0
+    return Estimate(stages, between + pilot.between_seconds, plan.memory_limit)
 
 
 def _sample(source: Source, content: Any) -> NDArray[Any]:
@@ -159,65 +165,98 @@ def _sample(source: Source, content: Any) -> NDArray[Any]:
     return np.concatenate(parts)[:wanted]
 
 
-def _measure(job: Job, sample: NDArray[Any], options: dict[str, Any]) -> tuple[Run, float]:
-    """Fit the sample; return the run, and the seconds that it spent between the stages."""
+@dataclasses.dataclass(frozen=True)
+class Pilot:
+    """Fits of a few and of many points."""
+
+    few: Run
+    many: Run
+    between_seconds: float
+    """Time that the fit of many spent between its stages."""
+
+    def seconds(self, stage: str, n_points: int) -> Span:
+        """Return the time that a stage takes at the least, and that which grows with points."""
+        few, many = (run.summary["stages"][stage].get("seconds", 0.0) for run in self._runs)
+        n_few, n_many = (run.summary["n_points"] for run in self._runs)
+        slope = max(0.0, many - few) / (n_many - n_few) if n_many > n_few else many / n_many
+        return max(0.0, many - slope * n_many), slope * n_points
+
+    @property
+    def _runs(self) -> tuple[Run, Run]:
+        return self.few, self.many
+
+
+def _measure(job: Job, sample: NDArray[Any], options: dict[str, Any]) -> Pilot:
+    """Fit few and many rows of the sample, after a fit that loads what is compiled."""
     params = job.resolved
     exponent = math.log(params.min_cluster_size) / math.log(params.n_points)
     names = inspect.signature(fit).parameters.keys() & options.keys()
     given = {name: options[name] for name in names - {"graph", "resume", "component", "keep"}}
     given |= {
         **dataclasses.asdict(job.params),
-        "min_cluster_size": max(1, math.floor(len(sample) ** exponent)),
         "density_neighbors": params.density_neighbors,
         "expansion_neighbors": params.expansion_neighbors,
         "reassignment_neighbors": params.reassignment_neighbors,
         "n_workers": 0,
         "keep": "all",
     }
+
+    def run(rows: NDArray[Any]) -> Run:
+        size = max(1, math.floor(len(rows) ** exponent))
+        return fit(rows, **given | {"min_cluster_size": size})
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fit(sample[:WARM_UP_POINTS], **given)
+        few = sample[:: max(1, len(sample) // FEW_POINTS)][:FEW_POINTS]
+        run(few)
+        small = run(few)
         started = time.perf_counter()
-        run = fit(sample, **given)
-    stages = run.summary["stages"].values()
+        large = run(sample)
+    stages = large.summary["stages"].values()
     between = time.perf_counter() - started - sum(stage.get("seconds", 0) for stage in stages)
-    return run, max(0.0, between)
+    return Pilot(small, large, max(0.0, between))
 
 
 def _project(
-    job: Job, plan: FitPlan, run: Run, sample: NDArray[Any], n_parallel: int
+    job: Job, plan: FitPlan, pilot: Pilot, n_workers: int, starts_workers: bool
 ) -> dict[str, StageEstimate]:
     """Project what the stages took for the sample to all points."""
+    run, n_points = pilot.many, job.resolved.n_points
     graph = Graph(*run.graph)
-    factor = job.resolved.n_points / len(sample)
-    search = _search_growth(job, graph, sample) if factor > 1 else 1.0
+    factor = n_points / graph.n_points
+    search = _search_growth(job, graph) if factor > 1 else 1.0
     projected = {}
     for name, nbytes in _memory(plan, graph).items():
         stage = run.summary["stages"].get(name)
         if stage is None or (job.graph is not None and name in ("scan", "points", "graph")):
             continue
-        seconds = stage.get("seconds", 0.0) * factor
+        fixed, growing = pilot.seconds(name, n_points)
         if name not in HERE:
-            seconds /= n_parallel
+            growing /= max(1, n_workers)
+        if name in TASKS_PER_SHARD and n_workers:
+            fixed += TASKS_PER_SHARD[name] * plan.shape.n_shards * TASK_SECONDS / n_workers
         if name in ("graph", "fragments"):
-            seconds *= search
-        unsure = UNSURE if name in ("fragments", "reassign") and factor > 1 else 1.0
+            growing *= search
+        if name == "scan" and starts_workers:
+            fixed += LOAD_SECONDS
         disk = stage["nbytes"] * factor
         if name == "scan":  # the drawn rows
             disk = plan.input_shape.sample_size * plan.input_shape.row_nbytes
+        unsure = UNSURE if name in ("fragments", "reassign") and factor > 1 else 1.0
         projected[name] = StageEstimate(
-            nbytes, (disk / unsure, disk * unsure), (seconds / unsure, seconds * unsure)
+            nbytes,
+            (disk / unsure, disk * unsure),
+            (fixed + growing / unsure, fixed + growing * unsure),
         )
     return projected
 
 
-def _search_growth(job: Job, graph: Graph, sample: NDArray[Any]) -> float:
+def _search_growth(job: Job, graph: Graph) -> float:
     """Return how much longer a point of the whole is searched for than one of the sample."""
     if graph.summary["search"] != CELLS:
         return 1.0
     points = graph.points
-    parts = [points.coordinates(0, int(points.firsts[-1]))]
-    coordinates = np.ascontiguousarray(np.concatenate(parts))
+    coordinates = np.ascontiguousarray(points.coordinates(0, int(points.firsts[-1])))
     k = min(graph.k, len(coordinates) - 1)
     here = compared_by_cells(coordinates, k, len(coordinates), "exact")
     return compared_by_cells(coordinates, k, job.resolved.n_points, "exact") / here
