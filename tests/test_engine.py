@@ -360,7 +360,8 @@ def test_worker_within_its_limit_lives(local):
     task = functools.partial(grow, 400 * MIB)
     assert local.run("modest", task, [0], needs_nbytes=1) == [400 * MIB]
     assert "worker-lost" not in kinds(local.events)
-    assert 400 * MIB < max(local.peaks().values()) < 600 * MIB
+    peaks = [n for name, n in local.peaks().items() if not name.endswith(f":{os.getpid()}")]
+    assert 400 * MIB < max(peaks) < 600 * MIB
 
 
 def test_few_tasks_are_not_blamed_for_each_other(local, tmp_path):

@@ -212,7 +212,8 @@ def test_the_pilot_counts_what_probes_reach():
     for n_probes in (2, 8):
         lists = [probing.probe(index, home, n_probes, 10) for home in range(len(index.parts))]
         counted = np.mean(ranks < n_probes)
-        assert approximate.sampled_recall(index, lists, truth) == pytest.approx(counted, abs=0.01)
+        found = approximate.recall_of(index, lists, truth).sampled
+        assert found == pytest.approx(counted, abs=0.01)
     assert probing.enough_probes(ranks, 0.0) == probing.FEWEST_PROBES
     assert probing.enough_probes(ranks, 1.1) > ranks.max()
 
