@@ -319,16 +319,17 @@ class Engine:
         return receipts
 
     @contextlib.contextmanager
-    def here(self, stage: str, n_steps: int) -> Iterator[Callable[[], None]]:
+    def here(self, stage: str, n_steps: int) -> Iterator[Callable[..., None]]:
         """Tell about a stage that the calling process does itself, in steps.
 
-        Yields what is to be called after each step.
+        Yields what is to be called after each step, with the number of steps if it has changed.
         """
         steps = _Steps(stage, n_steps, self.progress)
         started = time.perf_counter()
 
-        def done() -> None:
+        def done(n_steps: int | None = None) -> None:
             nonlocal started
+            steps.n_tasks = steps.n_tasks if n_steps is None else n_steps
             seconds, started = time.perf_counter() - started, time.perf_counter()
             steps.done(_Outcome(None, None, process_name(), peak_nbytes(), seconds))
 
