@@ -13,7 +13,7 @@ LAYERS = [
     {"coordinates", "exact", "partitions", "percentiles", "probing", "clusters"},
     {"store", "engine", "pilot", "approximate"},
     {"tasks", "points", "shards", "orders", "pages", "checkpoints"},
-    {"searching", "runs"},
+    {"searching", "runs", "tracking"},
     {"inputs", "stages", "search", "clustering"},
     {"plan"},
     {"graph"},
