@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     )
     from spore_dask.estimates import estimate
     from spore_dask.estimator import SPORE
+    from spore_dask.exporting import export_labels
     from spore_dask.fitting import fit
     from spore_dask.graph import Graph, build_graph, plan_graph
+    from spore_dask.importing import import_data
     from spore_dask.params import Params
     from spore_dask.runs import Run, clean, open_run, verify
 
@@ -37,7 +39,9 @@ __all__ = [
     "clean",
     "cluster_graph",
     "estimate",
+    "export_labels",
     "fit",
+    "import_data",
     "open_run",
     "plan_graph",
     "verify",
@@ -56,8 +60,10 @@ _HOMES = {
     ],
     "estimator": ["SPORE"],
     "estimates": ["estimate"],
+    "exporting": ["export_labels"],
     "fitting": ["fit"],
     "graph": ["Graph", "build_graph", "plan_graph"],
+    "importing": ["import_data"],
     "params": ["Params"],
     "runs": ["Run", "clean", "open_run", "verify"],
 }

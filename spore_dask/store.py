@@ -201,6 +201,30 @@ class Folder:
             config={"write_empty_chunks": True},
         )[...] = array
 
+    def append_zarr(self, name: str, rows: NDArray[Any], about: dict[str, Any]) -> None:
+        """Append a chunk of rows to a Zarr array for users; the first one creates it.
+
+        All but the last must have as many rows as the first.
+
+        Parameters
+        ----------
+        name : str
+        rows : array (rows, columns)
+        about : dict
+            What is noted in the array's attributes.
+        """
+        place = self.child(name).url
+        if not self.exists(f"{name}/zarr.json"):
+            zarr.create_array(
+                place,
+                shape=(0, *rows.shape[1:]),
+                dtype=rows.dtype,
+                chunks=rows.shape,
+                attributes=about,
+                config={"write_empty_chunks": True},
+            )
+        zarr.open_array(place, mode="r+", config={"write_empty_chunks": True}).append(rows)
+
     def write_array(self, name: str, array: NDArray[Any]) -> None:
         """Write an array that is read as a whole: an .npy file, and its checksum at the end."""
         data = np.ascontiguousarray(array)
@@ -403,6 +427,16 @@ def open_source(url: str, component: str | None = None) -> Source:
             f"array, or a group's path and component='name'{hint}."
         ) from None
     return describe(array, place)
+
+
+def open_zarr(url: str) -> zarr.Array[Any]:
+    """Open any Zarr array by its address."""
+    try:
+        return zarr.open_array(url, mode="r")
+    except (FileNotFoundError, KeyError, ValueError, zarr.errors.BaseZarrError) as error:
+        raise InputError(
+            f"There is no Zarr array at {url!r} ({type(error).__name__}): check the path."
+        ) from None
 
 
 def _arrays_in(url: str) -> str:
