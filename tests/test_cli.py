@@ -102,17 +102,11 @@ def whole(monkeypatch):
     def predict(run, source, out=None, *, component: "str | None" = None, progress=None):
         """Predict."""
 
-    def import_data(source, out=None, *, columns: "Sequence[str] | None" = None, progress=None):  # noqa: F821
-        """Import."""
-
-    def export_labels(run, out, *, ids=None, provenance=False, progress=None):
-        """Export."""
-
     def report(run, out=None):
         """Report."""
         return f"{run.path}/report.html"
 
-    for function in (tune, predict, import_data, export_labels, report):
+    for function in (tune, predict, report):
         if not hasattr(spore_dask, function.__name__):
             monkeypatch.setattr(spore_dask, function.__name__, function, raising=False)
     for command in commands.commands.values():
@@ -323,6 +317,24 @@ def test_functions_are_called_with_what_is_given_only(data, run, monkeypatch):
     ]
 
 
+def test_from_a_table_to_a_table(tmp_path):
+    data = blobs_and_shapes(600, 2, 0)[0]
+    lines = [f"p{n},{x!r},{y!r},0" for n, (x, y) in enumerate(data.tolist())]
+    (tmp_path / "x.csv").write_text("\n".join(["name,a,b,c", *lines]))
+    result = invoke("import", tmp_path / "x.csv", "--columns", "a,b", "--json")
+    assert json.loads(result.stdout) == {"path": str(tmp_path / "x.zarr")}
+    assert invoke("fit", tmp_path / "x.zarr", "--workers", 0, "--no-report").exit_code == 0
+    run = spore_dask.open_run(tmp_path / "x.spore")
+    call = ["export", run.path, tmp_path / "y.csv", "--ids", tmp_path / "x.csv"]
+    result = invoke(*call, "--id-column", "name", "--provenance")
+    assert result.exit_code == 0, result.stderr
+    table = (tmp_path / "y.csv").read_text().replace('"', "").splitlines()
+    assert table[0] == "name,label,provenance"
+    assert table[8] == f"p7,{run.labels[7]},{run.provenance[7]}"
+    again = invoke(*call)
+    assert (again.exit_code, len(again.stderr.splitlines())) == (3, 1)
+
+
 def test_demo_finds_what_it_generated():
     result = invoke("demo", "--points", "5000", catch_exceptions=False)
     assert result.exit_code == 0
@@ -424,6 +436,11 @@ def bad_calls():
     yield 3, "no finished run at", ["report", "nothing"]
     yield 3, "no finished run abc", ["export", "done.spore", "x.csv", "--id", "abc"]
     yield 2, "Missing argument", ["import"]
+    yield 3, "no file", ["import", "nothing.csv"]
+    yield 3, "suffix|format|end", ["import", "x.docx"]
+    yield 3, "no finished run at", ["export", "nothing", "x.csv"]
+    yield 2, "x.docx", ["export", "done.spore", "x.docx"]
+    yield 3, "create it first", ["export", "done.spore", "nowhere/x.csv"]
     yield 2, "Missing argument", ["tune"]
 
 
