@@ -217,6 +217,15 @@ class Bar:
             stream.write(self._line(event, stream, terminal, passing))
             stream.flush()
 
+    def clear(self) -> None:
+        """Erase a line that waits to be overwritten."""
+        stream = self._stream or sys.stderr
+        if self._open and stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                stream.write("\r\x1b[K")
+                stream.flush()
+        self._open = False
+
     def _line(self, event: Event, stream: TextIO, terminal: bool, passing: bool) -> str:
         """Return what to write so that a passing line is overwritten by the next one."""
         if event.kind == "stage-failed":  # why, is what the caller hears

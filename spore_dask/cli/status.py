@@ -98,6 +98,8 @@ def watch(path: str, silent: bool = False) -> None:
     while True:
         records = [record for record in read_records(folder) if record["state"] == RUNNING]
         if not records:
+            for bar in bars.values():
+                bar.clear()
             return
         for record in records if not silent else []:
             name, done, now = record["name"], record["done"], record["now"]
