@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spore_dask.clustering import cluster_graph
-    from spore_dask.errors import InputError, ParameterError, SporeError
+    from spore_dask.errors import (
+        ClusterError,
+        DamagedError,
+        InputError,
+        LimitError,
+        ParameterError,
+        SporeError,
+    )
     from spore_dask.estimates import estimate
     from spore_dask.estimator import SPORE
     from spore_dask.exporting import export_labels
@@ -19,8 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SPORE",
+    "ClusterError",
+    "DamagedError",
     "Graph",
     "InputError",
+    "LimitError",
     "ParameterError",
     "Params",
     "Run",
@@ -40,7 +50,14 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "clustering": ["cluster_graph"],
-    "errors": ["InputError", "ParameterError", "SporeError"],
+    "errors": [
+        "ClusterError",
+        "DamagedError",
+        "InputError",
+        "LimitError",
+        "ParameterError",
+        "SporeError",
+    ],
     "estimator": ["SPORE"],
     "estimates": ["estimate"],
     "exporting": ["export_labels"],

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spore_dask.caches import cache_root, claim_slot
-from spore_dask.errors import ParameterError, SporeError
+from spore_dask.errors import ClusterError, LimitError, ParameterError, SporeError
 from spore_dask.params import Range
 from spore_dask.progress import Consumer, Event, ignore
 from spore_dask.threads import n_threads
@@ -102,8 +102,16 @@ N_WORKERS = Range(
 )
 
 
-class WorkerLostError(SporeError, RuntimeError):
+class WorkerLostError(ClusterError):
     """Worker processes died, or went away, and the work cannot go on."""
+
+
+class TaskTooBigError(WorkerLostError, LimitError):
+    """Workers went past their memory limit with the same task, again and again."""
+
+
+class NoSchedulerError(ClusterError, ParameterError):
+    """No scheduler answers where one should be."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +208,7 @@ def _connect(address: str) -> Any:
     try:
         return connect(address, set_as_default=False)
     except (OSError, ValueError) as error:
-        raise ParameterError(
+        raise (NoSchedulerError if isinstance(error, OSError) else ParameterError)(
             f"client is {address!r}, but no Dask scheduler answers there ({error}); start one, or "
             "give its address as it prints it, like 'tcp://10.0.0.1:8786'."
         ) from error
@@ -313,7 +321,7 @@ class Engine:
                         on_done(items[number], outcome.receipt)
                     steps.done(outcome)
         except BaseException as error:
-            steps.tell("stage-failed", text=str(error) or type(error).__name__)
+            steps.tell("stage-failed", text=_reason(error))
             raise
         steps.tell("stage-end")
         return receipts
@@ -337,7 +345,7 @@ class Engine:
         try:
             yield done
         except BaseException as error:
-            steps.tell("stage-failed", text=str(error) or type(error).__name__)
+            steps.tell("stage-failed", text=_reason(error))
             raise
         steps.tell("stage-end")
 
@@ -359,6 +367,13 @@ class Engine:
             except Exception as error:
                 error.add_note(steps.name(number, item))
                 raise
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a stage has failed, in words."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    return str(error) or type(error).__name__
 
 
 class _Steps:
@@ -437,9 +452,11 @@ class _Flight:
                     try:
                         self._raise_from(future)
                     except KilledWorker as error:
-                        text = self._too_big(number, error, needs_nbytes, memory_limit)
+                        cause = self._watch.cause(str(error.last_worker.name))
+                        text = self._too_big(number, error, cause, needs_nbytes, memory_limit)
                         self._tell_losses()
-                        raise WorkerLostError(text) from None
+                        too_big = cause == _cause(_LIMIT_EXIT)
+                        raise (TaskTooBigError if too_big else WorkerLostError)(text) from None
                     except Exception as error:
                         error.add_note(self._steps.name(number, self._items[number]))
                         raise
@@ -504,12 +521,13 @@ class _Flight:
         for text in self._watch.look():
             self._steps.tell("worker-lost", text=text)
 
-    def _too_big(self, number: int, error: Any, needs_nbytes: int, memory_limit: int | None) -> str:
+    def _too_big(
+        self, number: int, error: Any, cause: str, needs_nbytes: int, memory_limit: int | None
+    ) -> str:
         from dask.utils import format_bytes
 
         limit = "no memory limit" if memory_limit is None else format_bytes(memory_limit)
         each = "is set" if memory_limit is None else "is the memory limit of each process"
-        cause = self._watch.cause(str(error.last_worker.name))
         return (
             f"Stage {self._steps.stage!r}: task {number + 1} of {self._steps.n_tasks} was given "
             f"up because {error.allowed_failures + 1} worker processes died while running it"
@@ -554,8 +572,13 @@ class _Watch:
 
     def _look_at_cluster(self) -> list[str]:
         workers: dict[str, Any] = {}
+        if self._client.status in ("closing", "closed"):
+            raise WorkerLostError(
+                "The connection to the scheduler broke for good. Start it again, and call again "
+                "to continue with what is done."
+            )
         with contextlib.suppress(OSError):  # the client may be about to connect again
-            workers = self._client.scheduler_info()["workers"]
+            workers = self._client.scheduler_info().get("workers", {})
         now = time.monotonic()
         self._next = now + LOOK_INTERVAL
         if workers:

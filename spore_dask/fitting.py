@@ -68,6 +68,7 @@ from spore_dask.stages.scan import Scan
 from spore_dask.stages.seeds import order_seeds
 from spore_dask.store import Folder, hash_of
 from spore_dask.tasks import MARKER, Receipt, Work, is_done, run_work
+from spore_dask.tracking import Tracker
 
 MOST_FRAGMENTS = 1 / 3
 """Share of fragments from which on all rows are searched with K neighbours at once."""
@@ -160,15 +161,16 @@ def _run(
     job: Job, resume: bool, memory_limit: Any, client: Any, n_workers: int | None, progress: Any
 ) -> Run:
     """Open an engine, and do the job."""
-    consumer = as_consumer(progress)
+    tracker = Tracker(job.folder, f"fit-{job.id}", as_consumer(progress))
     with contextlib.ExitStack() as stack:
+        stack.enter_context(tracker)
         if client is not None:  # its workers say what memory there is
-            engine = stack.enter_context(open_engine(client, n_workers, None, consumer))
+            engine = stack.enter_context(open_engine(client, n_workers, None, tracker))
             memory_limit = memory_limit or engine.memory_limit
         plan = job.plan(memory_limit, n_workers)
         if client is None:
             limit = plan.memory_limit
-            engine = stack.enter_context(open_engine(None, n_workers, limit, consumer))
+            engine = stack.enter_context(open_engine(None, n_workers, limit, tracker))
         stack.callback(CACHE.clear)
         return Fit(engine, job, plan, resume).run()
 

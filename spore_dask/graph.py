@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from spore_dask.engine import Engine, open_engine
 from spore_dask.errors import InputError
-from spore_dask.inputs import check_unchanged, find_input
+from spore_dask.inputs import find_input, remembered
 from spore_dask.memory import Shape
 from spore_dask.pilot import CELLS, EXACT, PRODUCTS, PYNNDESCENT, choose_search, compared_by_cells
 from spore_dask.plan import FEW_COLUMNS, Options, Plan, make_plan
@@ -33,6 +33,7 @@ from spore_dask.stages.partition import PartitionSpec, partition
 from spore_dask.stages.scan import Scan, ScanSpec, scan
 from spore_dask.store import Folder, address, hash_of
 from spore_dask.tasks import MARKER, Work, is_done, run_work
+from spore_dask.tracking import Tracker
 
 FORMAT = 3
 """Version of what is written; another one is another run."""
@@ -208,7 +209,9 @@ def build_graph(
     n_partitions : int, optional
         Parts that the points are shared out among. Default: by their number and size.
     metric : {"euclidean", "cosine"}
+        Distance between points; "cosine" compares their directions.
     scale : {None, "clip-minmax", "standard"}
+        What is done to each column first. Default: nothing.
     memory_limit : int or str, optional
         What each process may use, such as "1GiB". Default: a fair share of this machine.
     client : distributed.Client or str, optional
@@ -250,15 +253,16 @@ def build_with(
     """Build a graph like `build_graph`, with any options."""
     folder = Folder(address(out))
     data = find_input(source, component, folder)
-    consumer = as_consumer(progress)
+    tracker = Tracker(folder, "graph", as_consumer(progress))
     with contextlib.ExitStack() as stack:
+        stack.enter_context(tracker)
         if client is not None:  # its workers say what memory there is
-            engine = stack.enter_context(open_engine(client, n_workers, None, consumer))
+            engine = stack.enter_context(open_engine(client, n_workers, None, tracker))
             memory_limit = memory_limit or engine.memory_limit
         plan = make_plan(data, folder, options, memory_limit, n_workers, Plan)
         if client is None:
             limit = plan.memory_limit
-            engine = stack.enter_context(open_engine(None, n_workers, limit, consumer))
+            engine = stack.enter_context(open_engine(None, n_workers, limit, tracker))
         stack.callback(CACHE.clear)
         return Graph(folder.url, _build(engine, folder, plan))
 
@@ -343,13 +347,16 @@ def _approximate_spec(plan: Plan, points: Points, search: str) -> ApproximateSpe
 
 
 def scan_source(engine: Engine, folder: Folder, plan: Plan) -> Scan:
-    """Read and check the source."""
-    check_unchanged(folder, plan.data.source, remember=True)
-    needs = plan.memory()["scan"]
+    """Read and check the source; of one that is refused, nothing stays."""
     target = scan_folder(folder, plan)
-    if not is_done(target):
-        plan.data.write(engine, needs)
-    return scan(engine, target, _scan_spec(plan))
+    with remembered(folder, plan.data.source):
+        if not is_done(target):
+            plan.data.write(engine, plan.memory()["scan"])
+        try:
+            return scan(engine, target, _scan_spec(plan))
+        except InputError:
+            target.remove()
+            raise
 
 
 def scan_folder(folder: Folder, plan: Plan) -> Folder:

@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from spore_dask import memory
 from spore_dask.engine import open_engine
-from spore_dask.errors import InputError, ParameterError
+from spore_dask.errors import InputError, LimitError, ParameterError
 from spore_dask.formats.kinds import find_kind, is_zarr, suffix_of
 from spore_dask.formats.matrix import Asked, Matrix, listed, readable
 from spore_dask.progress import Event, as_consumer
@@ -199,7 +199,7 @@ def _plan(matrix: Matrix, dtype: np.dtype[Any], asked: Asked) -> int:
     from_nbytes = matrix.row_nbytes + matrix.row_reading_nbytes
     needs = memory.import_nbytes(chunk_rows, from_nbytes, row_nbytes, matrix.reading_nbytes)
     if needs > asked.memory_limit:
-        raise ParameterError(
+        raise LimitError(
             f"memory_limit is {format_bytes(asked.memory_limit)}, but reading {matrix.n_columns} "
             f"columns of {asked.path!r} needs {format_bytes(needs)}: raise it, or import fewer "
             "columns."

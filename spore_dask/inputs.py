@@ -80,11 +80,29 @@ class Input:
             self.folder.remove()
 
 
+@contextlib.contextmanager
+def remembered(folder: Folder, source: Source) -> Iterator[None]:
+    """Remember the source in a run's folder, unless it proves to be bad."""
+    was_known = folder.exists(_memory_of(source))
+    check_unchanged(folder, source, remember=True)
+    try:
+        yield
+    except InputError:
+        if not was_known:
+            folder.remove(_memory_of(source))
+        raise
+
+
+def _memory_of(source: Source) -> str:
+    """Return the name of the document that remembers a source."""
+    return f"source-{hash_of(source.url)}.json"
+
+
 def check_unchanged(folder: Folder, source: Source, remember: bool = False) -> None:
     """Refuse a source whose files are not those that a run's folder remembers."""
     if source.identity is not None:  # another content has another address
         return
-    name = f"source-{hash_of(source.url)}.json"
+    name = _memory_of(source)
     known, fingerprint = folder.read_json(name), source.fingerprint()
     if known is None and remember:
         folder.write_json(name, {"url": source.url, "fingerprint": fingerprint})

@@ -28,6 +28,8 @@ class Range:
     """What makes a plain Python value of an allowed one."""
     optional: bool = False
     """Whether None is allowed."""
+    choices: tuple[str, ...] = ()
+    """The words that are allowed, if only some are."""
 
     def check(self, name: str, value: Any) -> Any:
         """Return `value` as a plain Python value, or raise `ParameterError`."""
@@ -66,7 +68,7 @@ def _interval(low: float, high: float, optional: bool) -> Range:
 def one_of(*choices: str, optional: bool = False) -> Range:
     """Allow exactly these words."""
     text = "one of " + ", ".join(map(repr, choices))
-    return Range(text, lambda v: isinstance(v, str) and v in choices, str, optional)
+    return Range(text, lambda v: isinstance(v, str) and v in choices, str, optional, choices)
 
 
 def _is_cluster_size(value: Any) -> bool:

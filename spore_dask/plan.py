@@ -18,7 +18,7 @@ from dask.utils import format_bytes, parse_bytes
 from spore_dask import memory
 from spore_dask.coordinates import check_options
 from spore_dask.engine import N_WORKERS
-from spore_dask.errors import InputError, ParameterError
+from spore_dask.errors import LimitError, ParameterError
 from spore_dask.inputs import Input
 from spore_dask.memory import Shape
 from spore_dask.params import RANGES, Params, Range, one_of
@@ -164,13 +164,13 @@ class Plan:
         """Refuse what cannot work."""
         for stage, nbytes in self.memory().items():
             if nbytes > self.memory_limit:
-                raise ParameterError(
+                raise LimitError(
                     f"memory_limit is {format_bytes(self.memory_limit)} a process, but "
                     f"{self._reason(stage, format_bytes(nbytes))}."
                 )
         needed = self.disk_nbytes - self.disk_used
         if self.disk_free is not None and needed > self.disk_free:
-            raise InputError(
+            raise LimitError(
                 f"The run needs {format_bytes(needed)} of disk, but "
                 f"{format_bytes(self.disk_free)} are free where it goes: free some, or give "
                 "another `out`."
@@ -246,7 +246,7 @@ class FitPlan(Plan):
         room = self.memory_limit - memory.coordinator_nbytes(self.known or self._largest_shape)
         room += (memory.POINT_STATE_NBYTES - memory.LABEL_NBYTES - 1) * self.shape.n_points
         if 2 * memory.CLUSTER_NBYTES * n_clusters > room:
-            raise ParameterError(
+            raise LimitError(
                 f"These parameters leave {n_clusters} clusters, but memory_limit, "
                 f"{format_bytes(self.memory_limit)}, has room for "
                 f"{room // (2 * memory.CLUSTER_NBYTES)}: raise it, or min_cluster_size."

@@ -6,6 +6,7 @@ in the thread that runs the stages, one event at a time. Holds a few numbers.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -18,6 +19,11 @@ from typing import Any, TextIO
 
 from spore_dask.errors import ParameterError
 
+NARROW = 80
+"""Columns of a terminal that does not say how many it has."""
+BAR_LENGTH, TEXT_LENGTH = 24, 52
+"""Columns of a drawn bar, and those to leave for what is said beside it."""
+BAR_MARKS, BAR_MARKS_ASCII = ("\u2588", "\u2591"), ("#", ".")
 KINDS = ("stage-start", "task-done", "stage-end", "stage-failed", "worker-lost", "message")
 
 
@@ -105,29 +111,51 @@ def log_events(logger: logging.Logger) -> Consumer:
 def describe(event: Event) -> str:
     """Return an event as one line of text."""
     if event.kind == "stage-start":
-        return f"{event.stage}: {event.n_tasks} tasks"
+        return f"{event.stage}: {_tasks(event.n_tasks)}"
     if event.kind == "stage-end":
-        return f"{event.stage}: done, {event.n_done} tasks in {_duration(event.seconds)}"
+        return f"{event.stage}: done, {_tasks(event.n_done)} in {duration(event.seconds)}"
     if event.kind == "stage-failed":
-        return f"{event.stage}: failed after {event.n_done} of {event.n_tasks} tasks: {event.text}"
+        why = f": {event.text}" if event.text else ""
+        return f"{event.stage}: failed after {event.n_done} of {_tasks(event.n_tasks)}{why}"
     if event.kind == "task-done":
         return f"{event.stage}: {_share(event)}"
     return f"{event.stage}: {event.text}" if event.stage else event.text
 
 
+def _tasks(number: int) -> str:
+    return f"{number} task" if number == 1 else f"{number} tasks"
+
+
 def _share(event: Event) -> str:
     """Return how far a stage is, how fast it goes and how long it will take."""
-    share = event.n_done / event.n_tasks if event.n_tasks else 1.0
-    text = f"{share:4.0%}  {event.n_done}/{event.n_tasks}"
+    text = f"{_part_done(event):4.0%}  {event.n_done}/{event.n_tasks}"
+    pace, left = speed(event), time_left(event)
+    if pace is None or left is None:
+        return f"{text}  {duration(event.seconds)} so far" if event.seconds >= 1 else text
+    return f"{text}  {pace}  {duration(left)} left"
+
+
+def _part_done(event: Event) -> float:
+    return event.n_done / event.n_tasks if event.n_tasks else 1.0
+
+
+def speed(event: Event) -> str | None:
+    """Return how fast a stage goes, in words; None as long as that is not known."""
     if not event.n_done or event.seconds <= 0:
-        return text
+        return None
     rate = event.n_done / event.seconds
-    left = _duration((event.n_tasks - event.n_done) / rate)
-    speed = f"{rate:.1f} tasks/s" if rate >= 1 else f"{1 / rate:.1f} s/task"
-    return f"{text}  {speed}  {left} left"
+    return f"{rate:.1f} tasks/s" if rate >= 1 else f"{1 / rate:.1f} s/task"
 
 
-def _duration(seconds: float) -> str:
+def time_left(event: Event) -> float | None:
+    """Return the seconds that the rest of a stage will take; None as long as that is not known."""
+    if not event.n_done or event.seconds <= 0:
+        return None
+    return (event.n_tasks - event.n_done) * event.seconds / event.n_done
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -155,6 +183,9 @@ class FileLog:
 class Bar:
     """Show the current stage on one line of a terminal, or now and then a line elsewhere.
 
+    A line that will be overwritten is cut to the width of the terminal. When nobody reads any
+    more, it is silent.
+
     Parameters
     ----------
     stream
@@ -175,20 +206,53 @@ class Bar:
         stream = self._stream or sys.stderr
         if stream is None:  # a process without a console
             return
-        terminal = stream.isatty()
+        terminal = not stream.closed and stream.isatty()
         passing = event.kind == "task-done" or (terminal and event.kind == "stage-start")
         now = time.monotonic()
         if event.kind == "task-done" and now < self._next:
             return
         every = self._every if self._every is not None else (0.1 if terminal else 10.0)
         self._next = now + every if passing or event.kind == "stage-start" else self._next
-        stream.write(self._line(describe(event), terminal, passing))
-        stream.flush()
+        with contextlib.suppress(OSError, ValueError):  # a pipe, or terminal, that was closed
+            stream.write(self._line(event, stream, terminal, passing))
+            stream.flush()
 
-    def _line(self, text: str, terminal: bool, passing: bool) -> str:
+    def clear(self) -> None:
+        """Erase a line that waits to be overwritten."""
+        stream = self._stream or sys.stderr
+        if self._open and stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                stream.write("\r\x1b[K")
+                stream.flush()
+        self._open = False
+
+    def _line(self, event: Event, stream: TextIO, terminal: bool, passing: bool) -> str:
         """Return what to write so that a passing line is overwritten by the next one."""
+        if event.kind == "stage-failed":  # why, is what the caller hears
+            event = dataclasses.replace(event, text="")
+        text = describe(event)
         if not terminal:
             return text + "\n"
         start = "\r" if self._open else ""
         self._open = passing
+        if passing:
+            text = f"{event.stage}: {_drawn(event, stream)} {_share(event)}"[: _width(stream) - 1]
         return f"{start}{text}\x1b[K" + ("" if passing else "\n")
+
+
+def _drawn(event: Event, stream: TextIO) -> str:
+    """Return a bar, as long as there is room for it beside what is said."""
+    length = min(BAR_LENGTH, _width(stream) - len(event.stage) - TEXT_LENGTH)
+    if length < 5:
+        return ""
+    full, empty = BAR_MARKS if "utf" in (stream.encoding or "").lower() else BAR_MARKS_ASCII
+    n_full = round(length * _part_done(event))
+    return full * n_full + empty * (length - n_full)
+
+
+def _width(stream: TextIO) -> int:
+    """Return the columns of a terminal."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or NARROW
+    except (OSError, ValueError):
+        return NARROW

@@ -16,7 +16,7 @@ import zarr
 from numpy.typing import NDArray
 
 from spore_dask.clusters import NOISE, Thresholds
-from spore_dask.errors import InputError, SporeError
+from spore_dask.errors import DamagedError, InputError
 from spore_dask.params import one_of
 from spore_dask.store import Folder, address
 from spore_dask.tasks import MARKER
@@ -31,10 +31,6 @@ KEPT: dict[str, tuple[str, ...]] = {
     "all": ("scan", "points", "graph", "density", "seeds", "expand", "fragments", "reassign"),
 }
 """Stages whose folders stay, for each value of `keep`."""
-
-
-class DamagedError(SporeError, OSError):
-    """What is on disk is not what was written."""
 
 
 class Run:

@@ -30,7 +30,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from spore_dask.errors import InputError
+from spore_dask.errors import DamagedError, InputError
 
 PARTIAL = ".partial"
 CHECKSUM_NBYTES = 4
@@ -41,7 +41,10 @@ HEADER_NBYTES = 4096
 @functools.lru_cache(maxsize=256)
 def _find_files(url: str) -> tuple[Any, str]:
     """Return the file system of an address, and the path there."""
-    files, path = fsspec.core.url_to_fs(url)
+    try:
+        files, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise InputError(f"{url!r} cannot be opened: {str(error).rstrip('.')}.") from None
     return files, path.rstrip("/")
 
 
@@ -141,6 +144,11 @@ class Folder:
             return json.loads(self.read_bytes(name))
         except FileNotFoundError:
             return None
+        except ValueError as error:
+            raise DamagedError(
+                f"The document {name!r} in {self.url!r} is damaged ({error}): remove it, or its "
+                "stage's folder, and run again."
+            ) from None
 
     def create_rows(
         self, name: str, shape: tuple[int, ...], dtype: Any, chunk_rows: int
@@ -235,7 +243,7 @@ class Folder:
         data = content[head.tell() : len(content) - CHECKSUM_NBYTES]
         checksum = content[len(content) - CHECKSUM_NBYTES :].tobytes()
         if zlib.crc32(data.data).to_bytes(CHECKSUM_NBYTES, "little") != checksum:
-            raise OSError(
+            raise DamagedError(
                 f"The array {name!r} in {self.url!r} is damaged (its checksum is wrong): remove "
                 "its stage's folder and run again."
             )
@@ -351,7 +359,10 @@ def _read_into(file: int, start: int, content: memoryview) -> None:
     while n_read < len(content):
         n_new = os.preadv(file, [content[n_read:]], start + n_read)
         if n_new == 0:
-            raise OSError(f"a file ends {len(content) - n_read} bytes too early")
+            raise DamagedError(
+                f"A file of the run ends {len(content) - n_read} bytes too early: remove its "
+                "stage's folder and run again."
+            )
         n_read += n_new
 
 
@@ -405,6 +416,7 @@ def hash_of(*parts: Any) -> str:
 def open_source(url: str, component: str | None = None) -> Source:
     """Open the input by the address of its Zarr array, or of a group and the array's path in it."""
     url = address(url)
+    _find_files(url)
     place = f"{url.rstrip('/')}/{component}" if component else url.rstrip("/")
     try:
         array = zarr.open_array(place, mode="r")

@@ -8,6 +8,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -206,6 +207,12 @@ def test_address_without_a_scheduler(address):
         open_engine(address),
     ):
         pass
+
+
+def test_a_scheduler_that_is_gone_is_told():
+    client = SimpleNamespace(status="closed", scheduler_info=dict)
+    with pytest.raises(WorkerLostError, match="connection to the scheduler broke"):
+        engine_module._Watch(client)
 
 
 # Two processes

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from spore_dask import (
     Graph,
     InputError,
+    LimitError,
     ParameterError,
     build_graph,
     plan_graph,
@@ -315,7 +316,7 @@ def test_a_chunk_beyond_the_limit_is_refused(tmp_path):
 def test_a_full_disk_is_refused(tmp_path, monkeypatch):
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
-    with pytest.raises(InputError, match=r"needs .* of disk, but 0.98 kiB are free"):
+    with pytest.raises(LimitError, match=r"needs .* of disk, but 0.98 kiB are free"):
         build_graph(crowd(4000), tmp_path / "out", 5, n_workers=0)
     assert not (tmp_path / "out").exists()
 

@@ -13,7 +13,7 @@ LAYERS = [
     {"coordinates", "exact", "partitions", "percentiles", "probing", "clusters"},
     {"store", "engine", "pilot", "approximate"},
     {"tasks", "points", "shards", "orders", "pages", "checkpoints", "formats"},
-    {"searching", "runs", "importing"},
+    {"searching", "runs", "importing", "tracking"},
     {"inputs", "stages", "search", "clustering", "exporting"},
     {"plan"},
     {"graph"},

@@ -57,6 +57,15 @@ def test_bar_rewrites_one_line_of_a_terminal():
     ]
 
 
+def test_bar_leaves_no_half_a_line():
+    stream = Terminal()
+    bar = Bar(stream, 0.0)
+    bar(STORY[1])
+    bar.clear()
+    bar.clear()
+    assert as_a_terminal_shows(stream.getvalue()) == []
+
+
 def test_bar_writes_plain_lines_elsewhere():
     lines = seen_on(io.StringIO()).splitlines()
     assert lines[0] == "scan: 4 tasks"
