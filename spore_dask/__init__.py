@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from spore_dask.fitting import fit
     from spore_dask.graph import Graph, build_graph, plan_graph
     from spore_dask.params import Params
+    from spore_dask.predicting import Prediction, predict
     from spore_dask.runs import Run, clean, open_run, verify
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "InputError",
     "ParameterError",
     "Params",
+    "Prediction",
     "Run",
     "SporeError",
     "build_graph",
@@ -30,6 +32,7 @@ __all__ = [
     "fit",
     "open_run",
     "plan_graph",
+    "predict",
     "verify",
 ]
 __version__ = "0.1.0"
@@ -42,6 +45,7 @@ _HOMES = {
     "fitting": ["fit"],
     "graph": ["Graph", "build_graph", "plan_graph"],
     "params": ["Params"],
+    "predicting": ["Prediction", "predict"],
     "runs": ["Run", "clean", "open_run", "verify"],
 }
 
