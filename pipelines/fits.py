@@ -1,9 +1,10 @@
-"""Benchmarks of `fit`: equal labels, bytes read, memory, speed against peers, scaling, estimates.
+"""Benchmarks of `fit`, `tune` and `predict`: equality, bytes, memory, speed, scaling, estimates.
 
-    python -m pipelines.fits [PART ...] [--peer-python PATH]
+    python -m pipelines.fits [PART ...] [--peer-python PATH] [--data FOLDER]
 
 Prints one line a measurement, with the aim beside it. `speed` compares with fast_hdbscan (if it is
-installed) and, given a Python 3.12 that has it, with spore-clustering.
+installed) and, given a Python 3.12 that has it, with spore-clustering. `predict` takes mnist from
+the folder of the real datasets, if it is there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.graphs import generate, timed, write_zarr
-from spore_dask import Params, build_graph, cluster_graph, estimate, fit
+from spore_dask import Params, build_graph, cluster_graph, estimate, fit, open_run, predict
 from spore_dask.datasets import blobs_and_shapes
 
 N_WORKERS = 2
@@ -100,8 +101,6 @@ print(json.dumps({"own": str(os.getpid()), "id": run.id}))
 
 def memory(options: argparse.Namespace, folder: Path) -> None:
     """Fit large data with 1 GiB a process; print peaks."""
-    from spore_dask import open_run
-
     for n_points, n_columns in ((10_000_000, 2), (5_000_000, 8)):
         source = generate(folder / f"big{n_columns}.zarr", n_points, n_columns)
         command = [sys.executable, "-c", FIT, source, "1GiB"]
@@ -241,6 +240,80 @@ def estimates(options: argparse.Namespace, folder: Path) -> None:
                 )
 
 
+MNIST = {"retention_rate": 0.5}
+"""The best of five configurations that were tried with the labels at hand."""
+
+
+def predictions(options: argparse.Namespace, folder: Path) -> None:
+    """Fit some points, predict others: how well, how fast, in how much memory."""
+    if (options.data / "mnist.npz").exists():
+        predict_digits(options.data / "mnist.npz", folder)
+    x, _ = blobs_and_shapes(2_000_000, 2, dtype=np.float32)
+    source, new = (
+        write_zarr(folder / f"{name}.zarr", x[which::2]) for which, name in enumerate(("x", "new"))
+    )
+    del x
+    with cluster() as client:
+        fit_seconds, run = timed(lambda: fit(source, client=client))
+        for _ in range(2):  # the first compiles
+            seconds, _ = timed(lambda: predict(run, new, folder / f"{time.time()}", client=client))
+    own = np.mean(predict(run, source, n_workers=N_WORKERS).labels[...] == run.labels[...])
+    print(
+        f"predict    1,000,000 new points, run of 1,000,000 x 2: {seconds:.2f} s, "
+        f"{seconds / fit_seconds:.2f} times the fit's {fit_seconds:.2f} s; fitted points get their "
+        f"own label: {own:.4%} (aim 100%)"
+    )
+    command = [sys.executable, "-c", PREDICT, run.path, new, str(folder / "out"), "800MiB"]
+    done = subprocess.run(command, check=True, capture_output=True)
+    print(f"predict    {memory_line(json.loads(done.stdout.splitlines()[-1]))}")
+
+
+PREDICT = """
+import json, sys
+from spore_dask import predict
+found = predict(*sys.argv[1:4], memory_limit=sys.argv[4], n_workers=2)
+print(json.dumps(found.summary))
+"""
+
+
+def memory_line(summary: dict[str, Any]) -> str:
+    """Say what a prediction was projected to need, and what its processes took."""
+    needs = max(summary["needs_nbytes"].values())
+    peaks = sorted(n >> 20 for n in summary["peak_nbytes"].values())
+    return (
+        f"peaks {peaks} MiB, projected {needs >> 20} MiB and a cache of "
+        f"{summary['cache_nbytes'] >> 20} MiB, limit {summary['memory_limit'] >> 20} MiB"
+    )
+
+
+def predict_digits(path: Path, folder: Path) -> None:
+    """Fit 60,000 digits, predict the other 10,000, and compare both with the truth."""
+    from sklearn.metrics import adjusted_rand_score
+
+    with np.load(path) as file:
+        x, y = (file["X"] / 255).astype(np.float32), file["y"]
+    order = np.random.default_rng(0).permutation(len(x))
+    source = write_zarr(folder / "digits.zarr", x[order[:60_000]])
+    new = write_zarr(folder / "new-digits.zarr", x[order[60_000:]])
+    del x
+    for name, params in (("defaults", {}), (str(MNIST), MNIST)):
+        fit_seconds, run = timed(lambda params=params: fit(source, n_workers=N_WORKERS, **params))
+        seconds, found = timed(lambda run=run: predict(run, new, n_workers=N_WORKERS))
+        scores = [
+            adjusted_rand_score(truth, np.asarray(labels[...]))
+            for truth, labels in zip(
+                np.split(y[order], [60_000]), (run.labels, found.labels), strict=True
+            )
+        ]
+        print(
+            f"predict    mnist, {name}: ARI {scores[0]:.4f} of 60,000 fitted, {scores[1]:.4f} of "
+            f"10,000 new: {scores[1] - scores[0]:+.4f} (aim within 0.02); noise "
+            f"{run.summary['n_noise'] / 60_000:.2%} and {found.summary['n_left'] / 10_000:.2%}; "
+            f"{fit_seconds:.1f} and {seconds:.1f} s; recall "
+            f"{found.summary['recall']['sampled']:.3f}; {memory_line(found.summary)}"
+        )
+
+
 PARTS = {
     "equality": equality,
     "bytes": read_bytes,
@@ -248,6 +321,7 @@ PARTS = {
     "speed": speed,
     "scaling": scaling,
     "estimate": estimates,
+    "predict": predictions,
 }
 
 
@@ -270,6 +344,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--peer-python", help="a Python 3.12 with spore-clustering")
     parser.add_argument("--runs", type=int, default=1, help="repetitions of the fit in `speed`")
     parser.add_argument("--peer-runs", type=int, default=1, help="repetitions of the peers")
+    beside = Path(__file__).parents[2] / "shared" / "data"
+    parser.add_argument("--data", type=Path, default=beside, help="folder of the real datasets")
     options = parser.parse_args(arguments)
     options.interpreter = interpreter_nbytes()
     for name in options.parts or PARTS:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from spore_dask.graph import Graph, build_graph, plan_graph
     from spore_dask.importing import import_data
     from spore_dask.params import Params
+    from spore_dask.predicting import Prediction, predict
     from spore_dask.runs import Run, clean, open_run, verify
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "LimitError",
     "ParameterError",
     "Params",
+    "Prediction",
     "Run",
     "SporeError",
     "build_graph",
@@ -44,6 +46,7 @@ __all__ = [
     "import_data",
     "open_run",
     "plan_graph",
+    "predict",
     "verify",
 ]
 __version__ = "0.1.0"
@@ -65,6 +68,7 @@ _HOMES = {
     "graph": ["Graph", "build_graph", "plan_graph"],
     "importing": ["import_data"],
     "params": ["Params"],
+    "predicting": ["Prediction", "predict"],
     "runs": ["Run", "clean", "open_run", "verify"],
 }
 

@@ -55,6 +55,13 @@ def working_coordinates(
     float32 or float64 array (N, D), C-contiguous
         float64 for float64 input and for integers beyond 2**24, else float32.
     """
+    return learn_coordinates(x, scale, metric)[0]
+
+
+def learn_coordinates(
+    x: ArrayLike, scale: str | None, metric: str
+) -> tuple[NDArray[np.floating], Learned]:
+    """Return working coordinates, and what makes those of other points of the same kind."""
     check_options(scale, metric)
     refuse_masked(x)
     data = np.asarray(x)
@@ -66,8 +73,9 @@ def working_coordinates(
         deviations = column_deviations(data, columns.means())
     transform = fit_transform(data.dtype, columns, deviations, scale, metric)
     result = transform.apply(data)
-    check_extent(*column_limits(result), result.dtype)
-    return result
+    low, high = column_limits(result)
+    check_extent(low, high, result.dtype)
+    return result, Learned(transform, low, high)
 
 
 def check_options(scale: Any, metric: Any) -> None:
@@ -157,14 +165,14 @@ class Transform:
             np.copyto(result, data, casting="unsafe")  # the same as by way of float64
         else:
             for rows, block in _blocks(data):
-                block = self._scale(block)
+                block = self.scale(block)
                 if self.metric == "cosine":
                     _normalise(block, rows.start, first_row)
                 result[rows] = block
         result += 0.0  # -0.0 becomes 0.0
         return result
 
-    def _scale(self, block: NDArray[np.float64]) -> NDArray[np.float64]:
+    def scale(self, block: NDArray[np.float64]) -> NDArray[np.float64]:
         """Scale a block of rows in place and return it."""
         if self.clip_low is not None:
             np.clip(block, self.clip_low, self.clip_high, out=block)
@@ -188,6 +196,41 @@ class Transform:
             for name, value in fields.items()
         }
         return cls(**values | {"dtype": np.dtype(fields["dtype"])})
+
+
+@dataclasses.dataclass(frozen=True)
+class Learned:
+    """What new points are compared with fitted ones by."""
+
+    transform: Transform
+    low: NDArray[np.floating]
+    """Least working coordinate of the fitted points in each column."""
+    high: NDArray[np.floating]
+
+    def apply(self, data: NDArray[Any]) -> NDArray[np.floating]:
+        """Return the working coordinates of new points in memory, checked."""
+        self.refuse_far(measure_columns(data))
+        return self.transform.apply(data)
+
+    def refuse_far(self, columns: Columns) -> None:
+        """Refuse new points whose squared distances from the fitted ones would overflow."""
+        given = np.array([columns.low, columns.high]).astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            corners = self.transform.scale(given.copy())
+            if self.transform.metric == "cosine":
+                reach = np.where(np.isfinite(corners), 0.0, np.inf)
+            else:
+                low, high = self.low.astype(np.float64), self.high.astype(np.float64)
+                reach = np.maximum(abs(corners - low), abs(high - corners))
+        limit = math.sqrt(np.finfo(self.transform.dtype).max / (2 * given.shape[1]))
+        far = np.argwhere(~(reach <= limit))
+        if len(far):
+            side, column = far[0]
+            raise InputError(
+                f"Column {column} of the data has {given[side, column]:.3g}, but squared "
+                f"distances from the fitted points in {self.transform.dtype} need everything "
+                f"within {limit:.3g} of them: leave out such rows."
+            )
 
 
 def fit_transform(
@@ -223,15 +266,18 @@ def _column_sums(data: NDArray[Any], center: NDArray[np.float64] | None) -> list
     return totals
 
 
-def check_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """Refuse what is not a two-dimensional array of real numbers with at least two rows."""
+def check_array(shape: tuple[int, ...], dtype: np.dtype[Any], least_rows: int = 2) -> None:
+    """Refuse what is not a two-dimensional array of real numbers with at least some rows."""
     if len(shape) != 2 or shape[1] == 0:
         raise InputError(
             f"The data has shape {shape}, but it must be (points, columns) with at least one "
             "column: reshape a single column with x.reshape(-1, 1)."
         )
-    if shape[0] < 2:
-        raise InputError(f"The data has n_samples={shape[0]}, but clustering needs at least 2.")
+    if shape[0] < least_rows:
+        what = "clustering" if least_rows == 2 else "a prediction"
+        raise InputError(
+            f"The data has n_samples={shape[0]}, but {what} needs at least {least_rows}."
+        )
     if dtype.kind not in "fiub" or dtype.itemsize > 8:
         raise InputError(
             f"The data has dtype {dtype}, but it must be a float of at most 64 bits, an "

@@ -15,18 +15,21 @@ from typing import Any, Self
 import dask.array
 import numpy as np
 import zarr
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClusterMixin
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from spore_dask.clustering import cluster_rows
-from spore_dask.coordinates import check_options, refuse_masked, working_coordinates
+from spore_dask.coordinates import check_options, learn_coordinates, refuse_masked
 from spore_dask.fitting import fit
+from spore_dask.kernels.reassign import gates_of
 from spore_dask.params import Params, ResolvedParams
 from spore_dask.plan import RECALL
+from spore_dask.predicting import predict
 from spore_dask.recall import Recall
 from spore_dask.runs import Run
 from spore_dask.search import KNN, neighbor_rows
+from spore_dask.voting import Voters
 
 OUT_OF_CORE = (
     "out",
@@ -250,7 +253,7 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         data = validate_data(
             self, X, dtype="numeric", ensure_all_finite=False, ensure_min_samples=2
         )
-        points = working_coordinates(data, self.scale, self.metric)
+        points, self._learned = learn_coordinates(data, self.scale, self.metric)
         self.params_ = asked.resolve(len(points))
         rows = neighbor_rows(points, self.params_.k, self.knn, self.seed, self.recall_target)
         rows.recall.warn_if_below(self.recall_target, stacklevel=3)
@@ -263,8 +266,34 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         self.thresholds_ = found.thresholds
         self.exact_ = rows.exact
         self.recall_ = rows.recall
+        reach = self.params_.reassignment_neighbors
+        gates = gates_of(found.clusters, found.thresholds.max_z, reach)
+        self._voters = Voters(points, found.labels, gates, rows.recall, self.seed)
         return self
 
-    def fit_predict(self, X: Any, y: Any = None) -> np.ndarray[Any, np.dtype[np.int32]]:
+    def fit_predict(self, X: Any, y: Any = None) -> NDArray[np.int32]:
         """Cluster the rows of `X` and return their labels."""
         return self.fit(X).labels_
+
+    def predict(self, X: Any) -> NDArray[np.int32]:
+        """Return the labels that the fitted points vote for, as `spore_dask.predict` does.
+
+        A copy of a fitted point gets that point's label; -1 is for points that nobody votes on.
+
+        Parameters
+        ----------
+        X : array (n, D), or any source of `spore_dask.predict` after a fit out of core
+
+        Returns
+        -------
+        int32 array (n,)
+        """
+        check_is_fitted(self)
+        if self.run_ is not None:
+            names = ["memory_limit", "client", "n_workers", "progress"]
+            names += ["component"] if isinstance(X, str | os.PathLike) else []
+            found = predict(self.run_, X, **{name: getattr(self, name) for name in names})
+            return np.asarray(found.labels[...])
+        refuse_masked(X)
+        data = validate_data(self, X, dtype="numeric", ensure_all_finite=False, reset=False)
+        return self._voters.predict(self._learned.apply(data))[0]

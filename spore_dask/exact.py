@@ -146,10 +146,21 @@ def search_block(
     reset(buffers)
     if wanted is not None:
         buffers.limits[: len(wanted)][~wanted] = UNWANTED
+    n_compared: int = tree.search_own(cells, block.first_home, block.last_home, k, buffers)
+    return (
+        n_compared
+        if others is None
+        else n_compared + search_others(cells, block, k, buffers, others)
+    )
+
+
+def search_others(cells: tree.Cells, block: Block, k: int, buffers: Buffers, others: Others) -> int:
+    """Go on in other partitions, the nearest first, as long as one is within reach.
+
+    Buffers may be empty: the points of the block then are none of those that are searched.
+    """
     homes = block.first_home, block.last_home
-    n_compared: int = tree.search_own(cells, *homes, k, buffers)
-    if others is None:
-        return n_compared
+    n_compared = 0
     bounds = [
         tree.nearest_to_homes(cells, *homes, low[None], high[None], buffers)[1]
         for low, high in zip(others.low, others.high, strict=True)

@@ -13,7 +13,7 @@ import io
 import os
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,26 +21,17 @@ from spore_dask.engine import open_engine
 from spore_dask.errors import InputError, ParameterError
 from spore_dask.formats.ids import Ids, open_ids
 from spore_dask.formats.matrix import ranges, readable, require
+from spore_dask.predicting import POINTER, Prediction
 from spore_dask.progress import as_consumer
 from spore_dask.runs import Run, open_run
 from spore_dask.store import PARTIAL, Folder, address
 
 BLOCK_ROWS = 1 << 18
-PREDICTION = "prediction.json"
-"""What names the finished prediction of a folder."""
 COLUMNS = ("label", "provenance", "confidence")
 
 
-class Labelled(Protocol):
-    """What has a label for each row: a run or a prediction."""
-
-    @property
-    def labels(self) -> Any:
-        """Zarr int32 array (N,)."""
-
-
 def export_labels(
-    run: Run | Labelled | str | os.PathLike[str],
+    run: Run | Prediction | str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
     ids: Any = None,
@@ -229,26 +220,10 @@ def _find_table(run: Any, provenance: bool, confidence: bool) -> Table:
     return Table(columns)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Predicted:
-    """A prediction on disk."""
-
-    folder: Folder
-
-    @property
-    def labels(self) -> Any:
-        return self.folder.open_array("labels")
-
-    @property
-    def confidence(self) -> Any:
-        return self.folder.open_array("confidence")
-
-
-def _find_labelled(path: str | os.PathLike[str]) -> Labelled:
+def _find_labelled(path: str | os.PathLike[str]) -> Run | Prediction:
     """Open a run, or a prediction, by its path."""
-    folder = Folder(address(path))
-    id = (folder.read_json(PREDICTION) or {}).get("id")
-    return open_run(path) if id is None else _Predicted(folder.child(f"prediction-{id}"))
+    is_prediction = Folder(address(path)).exists(POINTER)
+    return Prediction(path) if is_prediction else open_run(path)
 
 
 def _find_ids(ids: Any, column: str | None, n_rows: int) -> Ids:

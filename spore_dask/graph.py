@@ -362,6 +362,7 @@ def scan_source(engine: Engine, folder: Folder, plan: Plan) -> Scan:
 def scan_folder(folder: Folder, plan: Plan) -> Folder:
     """Return where the scan of a source is."""
     spec = dataclasses.asdict(dataclasses.replace(_scan_spec(plan), needs_nbytes=0))
+    del spec["learned"]  # nothing, in a fit
     return folder.child("scan-" + hash_of(FORMAT, spec))
 
 

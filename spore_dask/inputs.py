@@ -113,7 +113,7 @@ def check_unchanged(folder: Folder, source: Source, remember: bool = False) -> N
         )
 
 
-def find_input(source: Any, component: str | None, folder: Folder) -> Input:
+def find_input(source: Any, component: str | None, folder: Folder, least_rows: int = 2) -> Input:
     """Find the data that a user means.
 
     Parameters
@@ -123,6 +123,8 @@ def find_input(source: Any, component: str | None, folder: Folder) -> Input:
         Path of the array in the group at `source`.
     folder : Folder
         Where the run is.
+    least_rows : int
+        How many rows there must be.
     """
     if isinstance(source, (str, os.PathLike)):
         found = Input(open_source(os.fspath(source), component))
@@ -133,19 +135,19 @@ def find_input(source: Any, component: str | None, folder: Folder) -> Input:
         )
     elif isinstance(source, zarr.Array):
         address = address_of(source)
-        found = Input(describe(source, address)) if address else _copied(source, folder)
+        found = Input(describe(source, address)) if address else _copied(source, folder, least_rows)
     else:
-        found = _copied(source, folder)
-    check_array(found.source.shape, np.dtype(found.source.dtype))
+        found = _copied(source, folder, least_rows)
+    check_array(found.source.shape, np.dtype(found.source.dtype), least_rows)
     return found
 
 
-def _copied(content: Any, folder: Folder) -> Input:
+def _copied(content: Any, folder: Folder, least_rows: int) -> Input:
     """Return an input that has to be written first."""
     if not isinstance(content, (zarr.Array, dask.array.Array)):
         refuse_masked(content)
         content = np.asarray(content)
-    check_array(content.shape, content.dtype)
+    check_array(content.shape, content.dtype, least_rows)
     if isinstance(content, dask.array.Array):
         if np.isnan(content.shape[0]):
             raise InputError(

@@ -119,14 +119,14 @@ def find_job(
     return Job(folder, data, chosen, asked, known, keep, cache_limit)
 
 
-def place_beside(source: Any) -> str | None:
+def place_beside(source: Any, suffix: str = ".spore") -> str | None:
     """Return where the run of a source goes by default; None for data in memory."""
     if isinstance(source, zarr.Array):
         source = address_of(source)
     if not isinstance(source, str | os.PathLike):
         return None
     store, _, _ = (address(source).rstrip("/") + "/").partition(".zarr/")
-    return store.rstrip("/") + ".spore"
+    return store.rstrip("/") + suffix
 
 
 def _as_graph(graph: Any) -> Graph:

@@ -31,6 +31,9 @@ BUFFERS_NBYTES = 8 << 20
 QUERIES = 4096
 """Points that are compared with all others at a time, where boxes do not prune."""
 
+PASS_NBYTES = 32 << 20
+"""Buffers of the new points that meet fitted ones together, at most."""
+
 LIST_MARGIN = 4
 MOST_PROBES = 128
 """Cells that a point probes at most, unless cells are too small to fill a list."""
@@ -48,6 +51,8 @@ POINT_STATE_NBYTES = 16
 """What the coordinator may have in memory for a point, beside its cache of rows."""
 LABEL_NBYTES = 6
 """A label, and the round in which a point got it."""
+PREDICTED_NBYTES = 12
+"""What the coordinator has in memory for a new point: its label, and the confidence, twice."""
 LEAST_CACHE_NBYTES = 8 << 20
 FETCH_NBYTES = 32 << 20
 """What the coordinator takes to find out which rows to read next."""
@@ -302,6 +307,23 @@ def coordinator_nbytes(shape: Shape) -> int:
     state = shape.n_points * POINT_STATE_NBYTES * (1 if shape.n_points < 2**31 else 2)
     piece = most_in_range(shape) * (2 * shape.entries_nbytes(shape.longest_k) + POINT_NBYTES)
     return INTERPRETER_NBYTES + state + piece + LEAST_CACHE_NBYTES + FETCH_NBYTES
+
+
+def predict_nbytes(fitted: Shape, new: Shape, n_clusters: int) -> int:
+    """Return the projected peak of a process that predicts, but for its cache of partitions.
+
+    A partition of new points twice, fitted ones as in a search, the buffers, rows and probes of a
+    pass, what is known of the cells, and what every cluster is gated by.
+    """
+    own = 2 * new.partition_nbytes + new.most_points * POINT_NBYTES
+    meeting = 4 * fitted.partition_nbytes + 2 * BUFFERS_NBYTES + 3 * PASS_NBYTES
+    cells = fitted.n_points // 2
+    return INTERPRETER_NBYTES + own + meeting + cells + 2 * CLUSTER_NBYTES * n_clusters
+
+
+def scatter_nbytes(new: Shape) -> int:
+    """Return the projected peak of the process that puts predictions in the order of rows."""
+    return INTERPRETER_NBYTES + PREDICTED_NBYTES * new.n_points + 24 * new.most_points
 
 
 def driver_nbytes(data: InputShape, shape: Shape) -> int:

@@ -150,15 +150,25 @@ def heavy_points(sample: NDArray[np.floating]) -> NDArray[np.floating]:
 
 def find_heavy(points: NDArray[np.floating], heavy: NDArray[np.floating]) -> NDArray[np.int64]:
     """Return for each point which heavy one it is a copy of, or -1."""
+    return find_copies(points, heavy, np.arange(len(heavy)))
+
+
+def find_copies(
+    points: NDArray[np.floating], known: NDArray[np.floating], rows: NDArray[np.integer]
+) -> NDArray[np.int64]:
+    """Return for each point which of the known ones it is a copy of, or -1.
+
+    Where several are the same, that with the smallest of `rows`, which has one for each of them.
+    """
     found = np.full(len(points), -1)
-    if not len(heavy):
+    if not len(known):
         return found
-    known = hash_rows(_bits(heavy))
-    order = np.argsort(known, kind="stable")
+    known_hashes = hash_rows(_bits(known))
+    order = np.lexsort((rows, known_hashes))
     hashes = hash_rows(_bits(points))
-    candidate = order[np.minimum(np.searchsorted(known[order], hashes), len(heavy) - 1)]
-    same = np.flatnonzero(known[candidate] == hashes)
-    same = same[(points[same] == heavy[candidate[same]]).all(axis=1)]
+    candidate = order[np.minimum(np.searchsorted(known_hashes[order], hashes), len(known) - 1)]
+    same = np.flatnonzero(known_hashes[candidate] == hashes)
+    same = same[(points[same] == known[candidate[same]]).all(axis=1)]
     found[same] = candidate[same]
     return found
 

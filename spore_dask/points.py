@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spore_dask.kernels.cells import Cells, cell_starts, n_levels, points_between
+from spore_dask.kernels.means import Tree as MeansPlanes
 from spore_dask.kernels.order import extent_of
 from spore_dask.kernels.probes import Part
+from spore_dask.partitions import MeansTree
 from spore_dask.store import Folder
 
 BOXES = "boxes"
@@ -85,9 +87,13 @@ class Points:
 
     def extent(self) -> float:
         """Return the Euclidean norm of the ranges of the columns."""
+        return extent_of(*self.range())
+
+    def range(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the least and the largest coordinate in each column."""
         low, high = self.boxes()
         full = self.sizes() > 0
-        return extent_of(low[full].min(axis=0), high[full].max(axis=0))
+        return low[full].min(axis=0), high[full].max(axis=0)
 
     def cells(self, partition: int) -> Cells:
         """Return a partition in the cells of a k-d tree."""
@@ -136,6 +142,12 @@ class Points:
         found: NDArray[np.floating] = points_between(self.cells(partition), first, last)
         return found
 
+    def tree(self) -> MeansTree:
+        """Return the tree that tells which partition of means a point is in."""
+        folder = self.folder.child("tree")
+        planes = MeansPlanes(*(folder.read_array(name) for name in MeansPlanes._fields))
+        return MeansTree(self.n_partitions, planes)
+
     def centers(self, partition: int) -> NDArray[np.floating]:
         """Return the centres of the cells of a partition."""
         return self._small(partition, "centers")
@@ -169,6 +181,12 @@ class Points:
         """Return the input rows of the copies with these numbers."""
         begin = int(self.firsts[-1])
         return self.folder.open_rows("copies").read(first - begin, last - begin)
+
+
+def write_tree(folder: Folder, tree: MeansTree) -> None:
+    """Write the tree that tells which partition of means a point is in."""
+    for name, array in tree.planes._asdict().items():
+        folder.child("tree").write_array(name, array)
 
 
 def write_cells(folder: Folder, partition: int, cells: Cells) -> None:

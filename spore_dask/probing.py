@@ -167,7 +167,7 @@ def probe_ranks(
     ranks = np.zeros(neighbors.shape, np.int64)
     for step in ("own", "count"):
         for p in full_partitions(index):
-            squares = _squares(sample, index.centers(p))
+            squares = center_squares(sample, index.centers(p))
             if step == "own":
                 places = neighbors - index.firsts[p]
                 here = (places >= 0) & (neighbors < index.firsts[p + 1])
@@ -180,7 +180,9 @@ def probe_ranks(
     return ranks
 
 
-def _squares(points: NDArray[np.floating], centers: NDArray[np.floating]) -> NDArray[np.float64]:
+def center_squares(
+    points: NDArray[np.floating], centers: NDArray[np.floating]
+) -> NDArray[np.float64]:
     """Return squared distances of points and centres, in float64."""
     near, far = points.astype(np.float64), centers.astype(np.float64)
     middle = far.mean(axis=0)

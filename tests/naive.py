@@ -407,6 +407,80 @@ def describe(
     ]
 
 
+# New points
+
+
+def predict(
+    x: np.ndarray,
+    new: np.ndarray,
+    scale: str | None = None,
+    metric: str = "euclidean",
+    **params: Any,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the labels that the nearest points of x vote for, and the winner's share of votes.
+
+    New points are scaled with what was learned of x, and a copy of a point of x gets its label.
+    """
+    points = working_coordinates(x, scale, metric)
+    p = resolve(params, len(points))
+    neighbors, distances = neighbor_rows(points, p["k"])
+    labels, _, clusters = cluster_graph_details(neighbors, distances, points, **params)
+    max_z = thresholds(distances, p)[1] if extent(points) > 0 else 0.0
+    stats = [(cluster["mean"], max_z * cluster["std"]) for cluster in clusters]
+    new_points = new_coordinates(x, new, scale, metric)
+    return predict_points(points, labels, stats, new_points, p["reassignment_neighbors"])
+
+
+def predict_points(
+    points: np.ndarray,
+    labels: np.ndarray,
+    stats: list[Stats],
+    new_points: np.ndarray,
+    reassignment_neighbors: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the same for working coordinates, and the mean and the reach of each cluster."""
+    gates = dict(enumerate(stats))
+    found, shares = [], []
+    for point in new_points:
+        from_point = distances_from(np.vstack([point, points]), 0)[1:]
+        nearest = np.argsort(from_point, kind="stable")[:reassignment_neighbors]
+        near_labels, near = labels[nearest], from_point[nearest]
+        if near[0] <= 0:
+            found.append(int(near_labels[0]))
+            shares.append(1.0)
+            continue
+        winner = vote(near_labels, near, gates)
+        found.append(-1 if winner is None else winner)
+        admitted = [
+            label
+            for label, dist in zip(near_labels.tolist(), near.tolist(), strict=True)
+            if label in gates and dist - gates[label][0] <= gates[label][1]
+        ]
+        shares.append(admitted.count(winner) / len(admitted) if admitted else 0.0)
+    return np.array(found, np.int32), np.array(shares, np.float32)
+
+
+def new_coordinates(x: np.ndarray, new: np.ndarray, scale: str | None, metric: str) -> np.ndarray:
+    """Return the working coordinates of new points, as those of x are made."""
+    columns = []
+    for column, values in zip(x.astype(np.float64).T, new.astype(np.float64).T, strict=True):
+        if scale is None:
+            columns.append(values)
+            continue
+        mean, std = mean_and_std(column)
+        if scale == "standard":
+            columns.append((values - mean) / std if std > 0 else np.zeros_like(values))
+            continue
+        limits = mean - 6 * std, mean + 6 * std
+        low, high = np.clip(column, *limits).min(), np.clip(column, *limits).max()
+        clipped = np.clip(values, *limits)
+        columns.append((clipped - low) / (high - low) if high > low else np.zeros_like(values))
+    points = np.column_stack(columns)
+    if metric == "cosine":
+        points = np.array([unit_vector(row, vector) for row, vector in enumerate(points.tolist())])
+    return points.astype(working_dtype(x)) + 0.0
+
+
 def cluster(
     x: np.ndarray, scale: str | None = None, metric: str = "euclidean", **params: Any
 ) -> np.ndarray:

@@ -14,12 +14,13 @@ LAYERS = [
     {"store", "engine", "pilot", "approximate"},
     {"tasks", "points", "shards", "orders", "pages", "checkpoints", "formats"},
     {"searching", "runs", "importing", "tracking"},
-    {"inputs", "stages", "search", "clustering", "exporting"},
+    {"meeting"},
+    {"inputs", "stages", "search", "clustering", "voting"},
     {"plan"},
     {"graph"},
     {"jobs"},
-    {"fitting"},
-    {"estimator", "estimates"},
+    {"fitting", "predicting"},
+    {"estimator", "estimates", "exporting"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -6,7 +6,7 @@ a round number a point, and two floats and a counter for each cluster large enou
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,12 @@ class Gates(NamedTuple):
     tolerances: NDArray[np.float64]
     reach: int
     """Neighbours that are asked, counted behind the point's copies."""
+
+
+def gates_of(clusters: NDArray[Any], max_z: float, reach: int) -> Gates:
+    """Return who may vote, given a record with `mean` and `std` for each cluster."""
+    means = np.ascontiguousarray(clusters["mean"])
+    return Gates(means, max_z * clusters["std"], reach)
 
 
 @kernel
@@ -77,15 +83,10 @@ def vote(fragments, gates, labels, rounds, this_round):
         n_met = 0
         for j in range(first, last):
             label = labels[neighbors[row, j]]
-            if label == FRAGMENT:
-                continue
-            if np.float64(distances[row, j]) - means[label] <= tolerances[label]:
-                if votes[label] == 0:
-                    met[n_met] = label
-                    n_met += 1
-                votes[label] += 1
+            n_met = _cast(label, distances[row, j], means, tolerances, votes, met, n_met)
         if n_met > 0:
-            labels[point] = _count_votes(votes, met, n_met)
+            labels[point] = _winner(votes, met, n_met)
+            _clear(votes, met, n_met)
             rounds[point] = min(this_round, LAST_ROUND_KEPT)
             n_changed += 1
     return n_changed
@@ -104,12 +105,81 @@ def _any_news(neighbors, row, first, last, rounds, this_round):
 
 
 @part
-def _count_votes(votes, met, n_met):
-    """Return the label with most votes, the one met first on a tie, and clear the votes."""
+def _cast(label, distance, means, tolerances, votes, met, n_met):
+    """Count the vote of one entry if its gate lets it; return how many labels are met by then."""
+    if label != FRAGMENT and np.float64(distance) - means[label] <= tolerances[label]:
+        if votes[label] == 0:
+            met[n_met] = label
+            n_met += 1
+        votes[label] += 1
+    return n_met
+
+
+@part
+def _winner(votes, met, n_met):
+    """Return the label with most votes, the one met first on a tie."""
     winner = met[0]
     for i in range(n_met):
         if votes[met[i]] > votes[winner]:
             winner = met[i]
+    return winner
+
+
+@part
+def _clear(votes, met, n_met):
+    """Forget the votes of the labels that were met."""
     for i in range(n_met):
         votes[met[i]] = 0
-    return winner
+
+
+@kernel
+def poll(labels, distances, gates):
+    """Return the label of each row of new points, and the share of the votes that it has.
+
+    The same vote as that of a fragment, among points that are settled. A row that begins with a
+    copy takes the copy's label, with a share of 1; one without votes gets -1, with a share of 0.
+
+    Parameters
+    ----------
+    labels : integer array (rows, k + 1)
+        Clusters of the entries, nearest first, -1 for one that has no vote. The first entry, which
+        is the new point itself, is passed over.
+    distances : array (rows, k + 1)
+    gates : Gates
+        One entry for each cluster.
+
+    Returns
+    -------
+    int32 array (rows,), float32 array (rows,)
+    """
+    means, tolerances, reach = gates
+    last = min(1 + reach, labels.shape[1])
+    votes = np.zeros(means.size, np.int64)
+    met = np.empty(last, np.int64)
+    winners = np.full(labels.shape[0], FRAGMENT, np.int32)
+    shares = np.zeros(labels.shape[0], np.float32)
+    for i in range(labels.shape[0]):
+        if distances[i, 1] <= 0:
+            winners[i], shares[i] = labels[i, 1], 1
+            continue
+        n_met = 0
+        for j in range(1, last):
+            n_met = _cast(labels[i, j], distances[i, j], means, tolerances, votes, met, n_met)
+        if n_met > 0:
+            winner = _winner(votes, met, n_met)
+            n_votes = 0
+            for j in range(n_met):
+                n_votes += votes[met[j]]
+            winners[i], shares[i] = winner, votes[winner] / n_votes
+            _clear(votes, met, n_met)
+    return winners, shares
+
+
+@kernel
+def take_labels(numbers, first, labels, into):
+    """Fill in the labels of those entries that are points from `first` on, one a label."""
+    for i in range(numbers.shape[0]):
+        for j in range(numbers.shape[1]):
+            place = np.int64(numbers[i, j]) - first
+            if 0 <= place < labels.size:
+                into[i, j] = labels[place]

@@ -33,7 +33,7 @@ from spore_dask.partitions import (
     find_heavy,
     heavy_points,
 )
-from spore_dask.points import BOXES, Points, write_cells, write_part
+from spore_dask.points import BOXES, Points, write_cells, write_part, write_tree
 from spore_dask.store import Folder, Source
 from spore_dask.tasks import Receipt, Work, run_stage, run_work
 
@@ -75,6 +75,8 @@ def _build(
 ) -> Receipt:
     heavy = heavy_points(sample)
     tree = _grow_tree(spec, sample[find_heavy(sample, heavy) < 0])
+    if isinstance(tree, MeansTree):
+        write_tree(folder, tree)
     n_rows, step = spec.shape.n_points, spec.rows_per_task
     ranges = [(first, min(first + step, n_rows)) for first in range(0, n_rows, step)]
     exchange = functools.partial(_exchange, spec, folder, tree, heavy)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from spore_dask.coordinates import (
     Columns,
+    Learned,
     Transform,
     check_extent,
     check_magnitude,
@@ -42,6 +43,13 @@ class ScanSpec:
     metric: str
     seed: int
     needs_nbytes: int
+    learned: Learned | None = None
+    """What an earlier scan has learned of other points, which these are to be compared with."""
+
+    @property
+    def learns_scale(self) -> bool:
+        """Whether the columns are measured to scale them."""
+        return self.scale is not None and self.learned is None
 
     def ranges(self) -> list[tuple[int, int]]:
         """Return the rows [first, last) of each task."""
@@ -78,6 +86,20 @@ def _build(engine: Engine, spec: ScanSpec, folder: Folder) -> Receipt:
     columns = _columns(spec, receipts[0])
     for receipt in receipts[1:]:
         columns += _columns(spec, receipt)
+    transform = spec.learned.transform if spec.learned else _learn(engine, spec, folder, columns)
+    if spec.learned is not None:
+        spec.learned.refuse_far(columns)
+    if not folder.exists("sample.npy"):
+        samples = folder.child("samples")
+        drawn = [samples.read_array(str(r["first"])) for r in receipts if r["n_drawn"]]
+        folder.write_array("sample", np.concatenate(drawn))
+    folder.remove("samples")
+    checksum = zlib.crc32(" ".join(str(r["checksum"]) for r in receipts).encode())
+    return {"transform": transform.to_json(), "checksum": f"{checksum:08x}"}
+
+
+def _learn(engine: Engine, spec: ScanSpec, folder: Folder, columns: Columns) -> Transform:
+    """Return what makes working coordinates of the rows; scaling takes a second pass."""
     deviations = None
     if spec.scale is not None:
         check_magnitude(columns, spec.scale)
@@ -89,20 +111,14 @@ def _build(engine: Engine, spec: ScanSpec, folder: Folder) -> Receipt:
     transform = fit_transform(dtype, columns, deviations, spec.scale, spec.metric)
     if spec.scale is None and spec.metric == "euclidean":
         check_extent(columns.low, columns.high, transform.dtype)
-    if not folder.exists("sample.npy"):
-        samples = folder.child("samples")
-        drawn = [samples.read_array(str(r["first"])) for r in receipts if r["n_drawn"]]
-        folder.write_array("sample", np.concatenate(drawn))
-    folder.remove("samples")
-    checksum = zlib.crc32(" ".join(str(r["checksum"]) for r in receipts).encode())
-    return {"transform": transform.to_json(), "checksum": f"{checksum:08x}"}
+    return transform
 
 
 def _measure(spec: ScanSpec, folder: Folder, rows: tuple[int, int]) -> Receipt:
     """Check and measure some rows, and keep those of them that are in the sample."""
     first, last = rows
     data = spec.source.read(first, last)
-    columns = measure_columns(data, first, with_sums=spec.scale is not None)
+    columns = measure_columns(data, first, with_sums=spec.learns_scale)
     if spec.metric == "cosine" and spec.scale is None:
         refuse_zero_rows(data, first)
     drawn = sample_rows(spec.source.shape[0], spec.sample_size, spec.seed)

@@ -1,0 +1,349 @@
+"""`predict`: labels for new points, from the vote of a run's points.
+
+Reads a finished run and a source; writes a folder with a prediction for each pair of these: labels,
+confidence and, last, a summary. New points go through the scan and the partitioning of a fit, with
+the transform that the run has learned, so that those that are near each other meet the run's
+partitions together. Memory of this process: 12 bytes a new point and the sample; of each worker:
+see `memory`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import tempfile
+import weakref
+from typing import Any
+
+import numpy as np
+import zarr
+
+from spore_dask import memory
+from spore_dask.coordinates import Learned, Transform
+from spore_dask.engine import Engine, open_engine
+from spore_dask.errors import InputError
+from spore_dask.graph import FORMAT, Graph
+from spore_dask.inputs import Input, find_input
+from spore_dask.jobs import place_beside
+from spore_dask.memory import Shape
+from spore_dask.pilot import EXACT
+from spore_dask.plan import PredictPlan, as_memory_limit, disk_free
+from spore_dask.points import BOXES, CACHE, MEANS, Points
+from spore_dask.progress import as_consumer
+from spore_dask.runs import Run, as_run
+from spore_dask.stages.partition import PartitionSpec, partition
+from spore_dask.stages.predict import Electorate, PredictSpec, predict_points, publish
+from spore_dask.stages.scan import ScanSpec, scan
+from spore_dask.store import Folder, address, hash_of
+from spore_dask.tasks import MARKER, is_done
+
+SUFFIX = ".predicted"
+RESULT = "prediction-"
+POINTER = "prediction.json"
+SUMMARY = "summary.json"
+WORK = "work"
+
+
+class Prediction:
+    """Labels of new points on disk, opened by their path.
+
+    Parameters
+    ----------
+    path : str
+        The `out` of `predict`.
+    id : str, optional
+        Which of the predictions there; the one finished last by default.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], id: str | None = None) -> None:
+        self.folder = Folder(address(path))
+        id = id or (self.folder.read_json(POINTER) or {}).get("id", "")
+        self.result = self.folder.child(RESULT + id)
+        summary = self.result.read_json(SUMMARY) if id else None
+        if summary is None:
+            raise InputError(
+                f"There is no finished prediction {id + ' ' if id else ''}at {self.folder.url!r}: "
+                "make one with spore_dask.predict(run, source, out)."
+            )
+        self.path: str = self.folder.url
+        self.id: str = id
+        self.summary: dict[str, Any] = summary
+        """The run and the source, counts, recall, memory projected and used, checksums."""
+
+    @property
+    def labels(self) -> zarr.Array[Any]:
+        """Zarr int32 array (n,): the cluster of each row, -1 for none."""
+        return self._open("labels")
+
+    @property
+    def confidence(self) -> zarr.Array[Any]:
+        """Zarr float32 array (n,): the label's share of the votes; 1 for copies of fitted points.
+
+        0 where nobody has voted.
+        """
+        return self._open("confidence")
+
+    def _open(self, name: str) -> zarr.Array[Any]:
+        """Open an array, which keeps this object and so a temporary folder alive."""
+        array = self.result.open_array(name)
+        array.store.__dict__["run"] = self
+        return array
+
+    def __repr__(self) -> str:
+        n_points, n_left = self.summary["n_points"], self.summary["n_left"]
+        return (
+            f"<Prediction of {n_points} points: {n_left / n_points:.1%} in no cluster, "
+            f"at {self.path!r}>"
+        )
+
+
+def predict(
+    run: Run | str | os.PathLike[str],
+    source: Any,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    component: str | None = None,
+    memory_limit: int | str | None = None,
+    client: Any = None,
+    n_workers: int | None = None,
+    progress: Any = None,
+) -> Prediction:
+    """Give new points the labels that the points of a run vote for.
+
+    The vote is that of Small-Cluster Reassignment: the nearest of the run's points, as many as its
+    `reassignment_neighbors`, each for its own cluster if the distance is within the cluster's mean
+    and `max_z` deviations. A copy of a fitted point gets that point's label (the smallest row's
+    where they differ), so that fitted points get their own, and noise stays noise.
+
+    Parameters
+    ----------
+    run : Run, path or URL
+        A finished fit that was kept for predictions.
+    source : path, URL, zarr.Array, dask array or numpy array (n, D)
+        New points, as the fitted ones were given: the run's scale and metric are applied to them.
+    out : path or URL, optional
+        Folder of the prediction. Default: beside the source (`x.zarr` to `x.predicted`); for data
+        in memory a temporary folder that goes with the `Prediction`. Those of other runs or sources
+        are kept beside each other. The same call again continues what was begun, or finds it done.
+    component, memory_limit, client, n_workers, progress
+        As in `fit`.
+
+    Returns
+    -------
+    Prediction
+        Label and confidence of each row. The confidence is the label's share of the votes, and 1
+        for copies of fitted points; where nobody votes the label is -1 and the confidence 0.
+    """
+    with contextlib.ExitStack() as stack:
+        fitted = Fitted.of(as_run(run))
+        out = place_beside(source, SUFFIX) if out is None else out
+        temporary = tempfile.mkdtemp(prefix="spore_dask-") if out is None else None
+        if temporary is not None:
+            stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+        folder = Folder(address(temporary or out or ""))
+        data = find_input(source, component, folder, least_rows=1)
+        fitted.check(data)
+        task = Task(fitted, folder, data)
+        found = task.finished() or _run(task, memory_limit, client, n_workers, progress)
+        if temporary is not None:
+            stack.pop_all()
+            weakref.finalize(found, shutil.rmtree, temporary, ignore_errors=True)
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """What of a run predictions start from."""
+
+    run: Run
+    voters: Electorate
+    shape: Shape
+    learned: Learned
+    identity: str
+    """Names the points and their labels."""
+
+    @classmethod
+    def of(cls, run: Run) -> Fitted:
+        """Open what a run has kept, or say that it has not."""
+        path, name = run.graph
+        stage = run.summary["stages"].get("reassign")
+        labels = None if stage is None else run.folder.child(stage["name"])
+        graph = Graph(path, name) if Folder(path).child(name).exists("graph.json") else None
+        scanned = graph and Folder(path).child(graph.summary["scan"]).read_json(MARKER)
+        points = graph and Folder(path).child(graph.summary["points"])
+        if not (graph and scanned and points and is_done(points) and _kept(labels)):
+            raise InputError(
+                f"The run at {run.path!r} has only its labels left, but a prediction starts from "
+                "its points: fit again with keep='predict' and resume=False."
+            )
+        if graph.points.kind == MEANS and not points.exists("tree"):
+            raise InputError(
+                f"The run at {run.path!r} was made before predictions were possible with it: fit "
+                "again with resume=False."
+            )
+        low, high = graph.points.range()
+        learned = Learned(Transform.from_json(scanned["transform"]), low, high)
+        identity = hash_of(FORMAT, run.path, run.id, scanned, graph.name)
+        return cls(run, _voters(run, graph, labels), graph.shape, learned, identity)
+
+    def check(self, data: Input) -> None:
+        """Refuse data with other columns."""
+        n_columns, known = data.source.shape[1], self.shape.n_columns
+        if n_columns != known:
+            raise InputError(
+                f"The data has {n_columns} columns, but the run at {self.run.path!r} was fitted on "
+                f"{known}: give the same columns."
+            )
+
+
+def _kept(labels: Folder | None) -> bool:
+    """Tell whether the labels of points are there; where all are in one cluster, none are."""
+    return labels is None or is_done(labels)
+
+
+def _voters(run: Run, graph: Graph, labels: Folder | None) -> Electorate:
+    """Return the points of a run as those who vote."""
+    return Electorate(
+        points=graph.points,
+        graph=Folder(graph.path).child(graph.name),
+        search=graph.summary["search"],
+        labels=labels,
+        result=run.result,
+        max_z=run.thresholds.max_z,
+        k=int(run.summary["params"]["reassignment_neighbors"]),
+        recall=graph.recall.sampled,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What `predict` is asked for."""
+
+    fitted: Fitted
+    folder: Folder
+    data: Input
+
+    @property
+    def id(self) -> str:
+        """A name for the result: a hash of all that it depends on."""
+        source = self.data.source
+        return hash_of(self.fitted.identity, dataclasses.asdict(source), source.fingerprint())
+
+    @property
+    def result(self) -> Folder:
+        """Where the result goes."""
+        return self.folder.child(RESULT + self.id)
+
+    def finished(self) -> Prediction | None:
+        """Return the prediction if it is complete."""
+        if not self.result.exists(SUMMARY):
+            return None
+        self.result.remove(WORK)
+        self.folder.write_json(POINTER, {"id": self.id})
+        return Prediction(self.folder.url, self.id)
+
+    def plan(self, memory_limit: Any, n_workers: int | None) -> PredictPlan:
+        """Plan the prediction; raise a sentence where it cannot work."""
+        source, fitted = self.data.source, self.fitted.shape
+        n_points, n_columns = source.shape
+        new = memory.shape_of(n_points, n_columns, fitted.itemsize, self.fitted.voters.k)
+        row_nbytes = n_columns * np.dtype(source.dtype).itemsize
+        rows_per_task = memory.rows_per_task(n_points, row_nbytes, source.chunk_rows)
+        plan = PredictPlan(
+            data=self.data,
+            fitted=fitted,
+            shape=new,
+            input_shape=memory.InputShape(rows_per_task, row_nbytes, new.sample_size),
+            n_clusters=self.fitted.run.n_clusters,
+            memory_limit=as_memory_limit(memory_limit, n_workers),
+            disk_free=disk_free(self.folder),
+            disk_used=self.folder.nbytes(),
+        )
+        plan.check()
+        return plan
+
+
+def _run(
+    task: Task, memory_limit: Any, client: Any, n_workers: int | None, progress: Any
+) -> Prediction:
+    """Open an engine, and do the task; bad data leaves nothing behind."""
+    consumer, was_there = as_consumer(progress), task.folder.exists()
+    with contextlib.ExitStack() as stack:
+        if client is not None:  # its workers say what memory there is
+            engine = stack.enter_context(open_engine(client, n_workers, None, consumer))
+            memory_limit = memory_limit or engine.memory_limit
+        plan = task.plan(memory_limit, n_workers)
+        if client is None:
+            limit = plan.memory_limit
+            engine = stack.enter_context(open_engine(None, n_workers, limit, consumer))
+        stack.callback(CACHE.clear)
+        task = dataclasses.replace(task, data=task.data.known(engine, plan.memory()["scan"]))
+        try:
+            with task.data.removed_when_done():
+                return task.finished() or _predict(engine, task, plan)
+        except InputError:
+            task.result.remove()
+            if not was_there:
+                task.folder.remove()
+            raise
+
+
+def _predict(engine: Engine, task: Task, plan: PredictPlan) -> Prediction:
+    """Run the stages, and write the summary, which makes the prediction complete."""
+    work, fitted = task.result.child(WORK), task.fitted
+    new = _place(engine, work, task, plan)
+    needs = plan.memory()["predict"]
+    spec = PredictSpec(fitted.voters, new, plan.cache_nbytes, needs)
+    recall = predict_points(engine, work.child("votes"), spec)
+    facts = publish(engine, work.child("votes"), new, task.result)
+    summary = {
+        "n_points": plan.shape.n_points,
+        "n_columns": plan.shape.n_columns,
+        **facts,
+        "run": [fitted.run.path, fitted.run.id],
+        "source": task.data.source.url,
+        "recall": dataclasses.asdict(recall),
+        "memory_limit": plan.memory_limit,
+        "needs_nbytes": plan.memory(),
+        "cache_nbytes": plan.cache_nbytes,
+        "peak_nbytes": engine.peaks(),
+    }
+    task.result.write_json(SUMMARY, summary)
+    found = task.finished()
+    assert found is not None
+    return found
+
+
+def _place(engine: Engine, work: Folder, task: Task, plan: PredictPlan) -> Points:
+    """Scan the new points, and share them out among partitions of their own."""
+    fitted, needs, source = task.fitted, plan.memory(), task.data.source
+    asked = fitted.run.summary["asked"]
+    if not is_done(work.child("points")):
+        task.data.write(engine, needs["scan"])
+    scanned = scan(
+        engine,
+        work.child("scan"),
+        ScanSpec(
+            source=source,
+            rows_per_task=plan.input_shape.rows_per_task,
+            sample_size=plan.input_shape.sample_size,
+            scale=asked["scale"],
+            metric=asked["metric"],
+            seed=asked["seed"],
+            needs_nbytes=needs["scan"],
+            learned=fitted.learned,
+        ),
+    )
+    spec = PartitionSpec(
+        source=source,
+        rows_per_task=plan.input_shape.rows_per_task,
+        transform=fitted.learned.transform,
+        shape=plan.shape,
+        kind=BOXES if fitted.voters.search in EXACT else MEANS,
+        seed=asked["seed"],
+        exchange_nbytes=needs["exchange"],
+        gather_nbytes=needs["partition"],
+    )
+    return partition(engine, work.child("points"), spec, scanned.sample())
