@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from spore_dask.fitting import fit
     from spore_dask.graph import Graph, build_graph, plan_graph
     from spore_dask.params import Params
+    from spore_dask.reporting import report
     from spore_dask.runs import Run, clean, open_run, verify
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "fit",
     "open_run",
     "plan_graph",
+    "report",
     "verify",
 ]
 __version__ = "0.1.0"
@@ -42,6 +44,7 @@ _HOMES = {
     "fitting": ["fit"],
     "graph": ["Graph", "build_graph", "plan_graph"],
     "params": ["Params"],
+    "reporting": ["report"],
     "runs": ["Run", "clean", "open_run", "verify"],
 }
 

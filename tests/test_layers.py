@@ -19,7 +19,7 @@ LAYERS = [
     {"graph"},
     {"jobs"},
     {"fitting"},
-    {"estimator", "estimates"},
+    {"estimator", "estimates", "reporting"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
