@@ -153,6 +153,14 @@ def test_shares_and_clusters_are_those_of_the_arrays(town, page):
     assert [cluster.seed_row for cluster in top] == table["seed_row"][order].tolist()
 
 
+def test_recall_has_its_error(run):
+    run.summary["recall"] = {"certified": 0.25, "sampled": 0.943, "error": 0.0012}
+    (fact,) = [fact for fact in facts.headline(run) if fact.name == "recall"]
+    assert fact.value == 0.943
+    assert fact.text == "94.3% ± 0.1%"
+    assert fact.note == "below the target 0.97; standard error 0.12%; 25% certified"
+
+
 def test_nothing_is_fetched(page):
     for tag, attributes, text in page.elements:
         assert tag not in ("link", "iframe", "object", "embed", "base", "img")

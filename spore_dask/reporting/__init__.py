@@ -6,6 +6,7 @@ few numbers for each of at most a million drawn rows, one partition, and one rec
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -38,6 +39,8 @@ from spore_dask.runs import Run, as_run
 from spore_dask.store import Folder, address
 
 __all__ = ["report"]
+
+LOGGER = logging.getLogger(__name__)
 
 
 def report(run: Run | str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> str:
@@ -127,4 +130,5 @@ def _map(run: Run) -> tuple[Map | None, str]:
     except Missing as reason:
         return None, f"There is no map: {reason}."
     except Exception as error:  # whatever a store or a decoder makes of what it cannot read
+        LOGGER.info("There is no map of %s.", run.path, exc_info=True)
         return None, f"There is no map: the data could not be read ({error})."

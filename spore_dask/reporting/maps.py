@@ -45,9 +45,9 @@ Floats = NDArray[np.floating]
 class Map:
     """What is drawn."""
 
-    x: NDArray[np.float32]
+    x: Floats
     """Of each dot."""
-    y: NDArray[np.float32]
+    y: Floats
     rows: NDArray[np.int64]
     labels: NDArray[np.int32]
     provenance: NDArray[np.int16]
@@ -80,8 +80,8 @@ def draw_map(run: Run) -> Map:
         dots = _stratified(labels)
         picture = _picture(xy[inside], labels[inside], colors, view)
     return Map(
-        x=xy[dots, 0].astype(np.float32),
-        y=xy[dots, 1].astype(np.float32),
+        x=xy[dots, 0],
+        y=xy[dots, 1],
         rows=rows[dots],
         labels=labels[dots],
         provenance=provenance[dots],
