@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import functools
+import importlib.metadata
 import math
 import os
+import platform
 import shutil
 import tempfile
 import weakref
@@ -22,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import spore_dask
 from spore_dask.clustering import cluster_rows
 from spore_dask.clusters import Thresholds, smallest_final_size, thresholds_of
 from spore_dask.engine import Engine, open_engine
@@ -72,6 +76,8 @@ from spore_dask.tracking import Tracker
 
 MOST_FRAGMENTS = 1 / 3
 """Share of fragments from which on all rows are searched with K neighbours at once."""
+LIBRARIES = ("numpy", "numba", "scipy", "scikit-learn", "pynndescent", "dask", "zarr")
+"""What a result may depend on."""
 PILOT_POINTS = 1 << 13
 PILOT_NBYTES = 64 << 20
 """Points that are clustered to tell the share of fragments, and bytes of their rows."""
@@ -413,6 +419,8 @@ class Fit:
             "memory_limit": self.plan.memory_limit,
             "peak_nbytes": self.engine.peaks(),
             "keep": job.keep,
+            "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "versions": _versions(),
             "stages": self.stages,
         }
         job.result.write_json(SUMMARY, summary)
@@ -420,6 +428,12 @@ class Fit:
         run = Run(job.folder.url, job.id)
         clean(run, job.keep)
         return run
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of what made a result."""
+    own = {"spore-dask": spore_dask.__version__, "python": platform.python_version()}
+    return own | {name: importlib.metadata.version(name) for name in LIBRARIES}
 
 
 def _pilot(scanned: Scan, params: ResolvedParams, n_points: int) -> Receipt:

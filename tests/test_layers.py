@@ -20,7 +20,7 @@ LAYERS = [
     {"graph"},
     {"jobs"},
     {"fitting", "predicting"},
-    {"estimator", "estimates", "exporting"},
+    {"estimator", "estimates", "exporting", "reporting"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
