@@ -22,11 +22,8 @@ if TYPE_CHECKING:
     from spore_dask.graph import Graph, build_graph, plan_graph
     from spore_dask.importing import import_data
     from spore_dask.params import Params
-<<<<<<< HEAD
     from spore_dask.predicting import Prediction, predict
-=======
     from spore_dask.reporting import report
->>>>>>> report
     from spore_dask.runs import Run, clean, open_run, verify
 
 __all__ = [
@@ -50,11 +47,8 @@ __all__ = [
     "import_data",
     "open_run",
     "plan_graph",
-<<<<<<< HEAD
     "predict",
-=======
     "report",
->>>>>>> report
     "verify",
 ]
 __version__ = "0.1.0"
@@ -76,11 +70,8 @@ _HOMES = {
     "graph": ["Graph", "build_graph", "plan_graph"],
     "importing": ["import_data"],
     "params": ["Params"],
-<<<<<<< HEAD
     "predicting": ["Prediction", "predict"],
-=======
     "reporting": ["report"],
->>>>>>> report
     "runs": ["Run", "clean", "open_run", "verify"],
 }
 
