@@ -8,7 +8,7 @@ import spore_dask
 PACKAGE = Path(spore_dask.__file__).parent
 LAYERS = [
     {"errors"},
-    {"params", "datasets", "threads", "memory", "recall"},
+    {"params", "datasets", "threads", "memory", "recall", "choosing"},
     {"progress", "kernels"},
     {"coordinates", "exact", "partitions", "percentiles", "probing", "clusters"},
     {"store", "engine", "pilot", "approximate"},
