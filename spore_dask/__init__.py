@@ -6,14 +6,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spore_dask.api import fit
     from spore_dask.clustering import cluster_graph
     from spore_dask.errors import InputError, ParameterError, SporeError
     from spore_dask.estimates import estimate
     from spore_dask.estimator import SPORE
-    from spore_dask.fitting import fit
     from spore_dask.graph import Graph, build_graph, plan_graph
     from spore_dask.params import Params
     from spore_dask.runs import Run, clean, open_run, verify
+    from spore_dask.tuning import tune
+    from spore_dask.tunings import Tuning, open_tuning
 
 __all__ = [
     "SPORE",
@@ -23,26 +25,31 @@ __all__ = [
     "Params",
     "Run",
     "SporeError",
+    "Tuning",
     "build_graph",
     "clean",
     "cluster_graph",
     "estimate",
     "fit",
     "open_run",
+    "open_tuning",
     "plan_graph",
+    "tune",
     "verify",
 ]
 __version__ = "0.1.0"
 
 _HOMES = {
+    "api": ["fit"],
     "clustering": ["cluster_graph"],
     "errors": ["InputError", "ParameterError", "SporeError"],
     "estimator": ["SPORE"],
     "estimates": ["estimate"],
-    "fitting": ["fit"],
     "graph": ["Graph", "build_graph", "plan_graph"],
     "params": ["Params"],
     "runs": ["Run", "clean", "open_run", "verify"],
+    "tuning": ["tune"],
+    "tunings": ["Tuning", "open_tuning"],
 }
 
 

@@ -1,4 +1,4 @@
-"""`fit`: the whole run, from an array of any size to labels.
+"""A fit under way: the whole run, from an array of any size to labels.
 
 Reads a source, or an earlier graph; writes a run's folder: see `runs`. Each stage is named by a
 hash of what it depends on, so that the same call continues, and another configuration shares what
@@ -11,11 +11,8 @@ import contextlib
 import dataclasses
 import functools
 import math
-import os
-import shutil
-import tempfile
-import weakref
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,11 +32,11 @@ from spore_dask.graph import (
     search_graph,
 )
 from spore_dask.inputs import check_unchanged
-from spore_dask.jobs import Job, find_job, place_beside
+from spore_dask.jobs import Job
 from spore_dask.orders import Order
 from spore_dask.params import ResolvedParams
 from spore_dask.pilot import CELLS, EXACT
-from spore_dask.plan import FitPlan
+from spore_dask.plan import FitPlan, Plan
 from spore_dask.points import CACHE
 from spore_dask.progress import as_consumer
 from spore_dask.runs import (
@@ -74,101 +71,29 @@ PILOT_NBYTES = 64 << 20
 """Points that are clustered to tell the share of fragments, and bytes of their rows."""
 
 
-def fit(
-    source: Any,
-    out: str | os.PathLike[str] | None = None,
-    *,
-    graph: Graph | Run | str | os.PathLike[str] | None = None,
-    resume: bool = True,
-    component: str | None = None,
-    knn: str = "auto",
-    knn_index: str | None = None,
-    recall_target: float = 0.97,
-    n_partitions: int | None = None,
-    metric: str = "euclidean",
-    scale: str | None = None,
-    memory_limit: int | str | None = None,
-    cache_limit: int | str | None = None,
-    client: Any = None,
-    n_workers: int | None = None,
-    seed: int = 42,
-    progress: Any = None,
-    keep: str = "predict",
-    **params: Any,
-) -> Run:
-    """Cluster data of any size.
-
-    Parameters
-    ----------
-    source : path, URL, zarr.Array, dask array or numpy array (N, D)
-    out : path or URL, optional
-        Folder of the run. Default: beside the source (`x.zarr` to `x.spore`); for data in memory
-        a temporary folder that goes with the `Run`. The same call again continues what was begun,
-        or finds it done; other parameters share what they can, and old results stay.
-    graph : Graph, Run or path, optional
-        An earlier graph of the same source, or a run that has one: nothing is searched again.
-    resume : bool
-        Whether to take up what an earlier call with the same arguments has left.
-    component, knn, knn_index, recall_target, n_partitions, metric, scale, memory_limit, client, \
-n_workers, seed, progress
-        As in `build_graph`.
-    cache_limit : int or str, optional
-        What the coordinator's cache of neighbour rows may take. Default: what `memory_limit`
-        leaves.
-    keep : {"predict", "labels", "all"}
-        What stays on disk: what predictions and fits with other parameters start from, only the
-        result, or every stage. What other results in `out` have kept stays.
-    **params
-        The fields of `Params`.
-
-    Returns
-    -------
-    Run
-    """
-    with contextlib.ExitStack() as stack:
-        out = place_beside(source) if out is None else out
-        temporary = tempfile.mkdtemp(prefix="spore_dask-") if out is None else None
-        if temporary is not None:
-            stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-        job = find_job(
-            source,
-            temporary or out or "",
-            graph=graph,
-            component=component,
-            knn=knn,
-            knn_index=knn_index,
-            recall_target=recall_target,
-            n_partitions=n_partitions,
-            metric=metric,
-            scale=scale,
-            seed=seed,
-            keep=keep,
-            cache_limit=cache_limit,
-            **params,
-        )
-        run = job.finished() if resume else None
-        run = run or _run(job, resume, memory_limit, client, n_workers, progress)
-        if temporary is not None:
-            stack.pop_all()
-            weakref.finalize(run, shutil.rmtree, temporary, ignore_errors=True)
-        return run
+PlanType = TypeVar("PlanType", bound=Plan)
 
 
-def _run(
-    job: Job, resume: bool, memory_limit: Any, client: Any, n_workers: int | None, progress: Any
-) -> Run:
-    """Open an engine, and do the job."""
+@contextlib.contextmanager
+def opened(
+    make: Callable[[Any, int | None], PlanType],
+    memory_limit: Any,
+    client: Any,
+    n_workers: int | None,
+    progress: Any,
+) -> Iterator[tuple[Engine, PlanType]]:
+    """Make a plan for a memory limit and a number of workers, and open an engine to follow it."""
     consumer = as_consumer(progress)
     with contextlib.ExitStack() as stack:
         if client is not None:  # its workers say what memory there is
             engine = stack.enter_context(open_engine(client, n_workers, None, consumer))
             memory_limit = memory_limit or engine.memory_limit
-        plan = job.plan(memory_limit, n_workers)
+        plan = make(memory_limit, n_workers)
         if client is None:
             limit = plan.memory_limit
             engine = stack.enter_context(open_engine(None, n_workers, limit, consumer))
         stack.callback(CACHE.clear)
-        return Fit(engine, job, plan, resume).run()
+        yield engine, plan
 
 
 class Fit:
@@ -194,17 +119,26 @@ class Fit:
 
     def _run(self) -> Run:
         """Run the stages."""
-        graph = self._graph()
+        graph = self.graph()
         extent = graph.points.extent()
         if extent <= 0:
             thresholds = Thresholds(0.0, 0.0, 0.0, 0.0, 0.0)
             n_points = self.job.resolved.n_points
             published = publish_one_cluster(self.engine, self.job.result, n_points)
         else:
-            density = self._density(graph, extent)
-            thresholds = self._thresholds(density, extent)
-            published = self._cluster(graph, density, thresholds)
+            thresholds, settled = self.settle(graph, extent)
+            spec = PublishSpec(settled, graph.graph_rows)
+            published = publish(self.engine, self.job.result, spec)
         return self._finish(graph, thresholds, published)
+
+    def settle(self, graph: Graph, extent: float) -> tuple[Thresholds, Folder]:
+        """Cluster a graph of points that are not all the same, but do not publish.
+
+        Returns what distances were measured with, and the folder that has the labels of points.
+        """
+        density = self._density(graph, extent)
+        thresholds = self._thresholds(density, extent)
+        return thresholds, self._cluster(graph, density, thresholds)
 
     def _stage(self, name: str, *depends_on: Any) -> Folder:
         """Return the folder of a stage, named by what it depends on."""
@@ -218,7 +152,7 @@ class Fit:
         if not self.resume and folder.name not in kept_stages(self.job.folder, self.job.id):
             remove_stage(folder)
 
-    def _graph(self) -> Graph:
+    def graph(self) -> Graph:
         """Return the graph to cluster: the one given, or one that is built now."""
         if self.job.graph is not None:
             return self._check_graph(self.job.graph)
@@ -241,7 +175,7 @@ class Fit:
 
     def _check_graph(self, graph: Graph) -> Graph:
         """Refuse a graph that does not fit the source or the parameters."""
-        needed, source, known = self.job.resolved, self.job.data.source, graph.summary
+        needed_k, source, known = self.job.longest_k, self.job.data.source, graph.summary
         if known["fingerprint"] != source.fingerprint():
             raise InputError(
                 f"The graph at {graph.path!r} was built from {known['source']!r} as it was then, "
@@ -255,11 +189,11 @@ class Fit:
                 )
         check_unchanged(self.job.folder, source, remember=True)
         longest_k = int(graph.summary["longest_k"])
-        if graph.k < self.job.head_k or longest_k < needed.k:
+        if graph.k < self.job.head_k or longest_k < needed_k:
             raise ParameterError(
                 f"The graph at {graph.path!r} has {graph.k} neighbours a row and {longest_k} for "
                 f"points with copies, but these parameters need {self.job.head_k} and "
-                f"{needed.k}: build one with k >= {needed.k}, or lower the neighbour counts or "
+                f"{needed_k}: build one with k >= {needed_k}, or lower the neighbour counts or "
                 "max_connectivity."
             )
         return graph
@@ -309,8 +243,8 @@ class Fit:
             lambda q: found[q],
         )
 
-    def _cluster(self, graph: Graph, density: Density, thresholds: Thresholds) -> Receipt:
-        """Grow skeletons, reassign fragments, and publish."""
+    def _cluster(self, graph: Graph, density: Density, thresholds: Thresholds) -> Folder:
+        """Grow skeletons and reassign fragments; return what has the labels."""
         CACHE.clear()
         params, rows = self.job.resolved, graph.graph_rows
         seeds = self._seeds(graph, density)
@@ -330,7 +264,7 @@ class Fit:
         settled = self._stage("reassign", *depends_on)
         voting = ReassignSpec(folder, fragments, large, params, thresholds, cache_nbytes)
         reassign(self.engine, settled, voting)
-        return publish(self.engine, self.job.result, PublishSpec(settled, rows))
+        return settled
 
     def _seeds(self, graph: Graph, density: Density) -> Order:
         """Return the order of the seeds."""

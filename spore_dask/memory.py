@@ -49,6 +49,8 @@ LABEL_NBYTES = 6
 LEAST_CACHE_NBYTES = 8 << 20
 FETCH_NBYTES = 32 << 20
 """What the coordinator takes to find out which rows to read next."""
+CLUSTERING_NBYTES = 100
+"""What clustering in memory takes for each point, beside its row and the point itself."""
 CLUSTER_NBYTES = 40
 """What it holds for each cluster that stays."""
 
@@ -278,6 +280,16 @@ def coordinator_nbytes(shape: Shape) -> int:
     state = shape.n_points * POINT_STATE_NBYTES * (1 if shape.n_points < 2**31 else 2)
     piece = most_in_range(shape) * (2 * shape.entries_nbytes(shape.longest_k) + POINT_NBYTES)
     return INTERPRETER_NBYTES + state + piece + LEAST_CACHE_NBYTES + FETCH_NBYTES
+
+
+def trial_nbytes(shape: Shape) -> int:
+    """Return the projected peak of a process that clusters a whole graph in memory.
+
+    The rows, the points, once more as they are read and where densities tie, and what clustering
+    takes for each point.
+    """
+    point = shape.row_nbytes + 3 * shape.point_nbytes + CLUSTERING_NBYTES
+    return INTERPRETER_NBYTES + shape.n_points * point + shape.partition_nbytes
 
 
 def driver_nbytes(data: InputShape, shape: Shape) -> int:

@@ -9,7 +9,7 @@ PACKAGE = Path(spore_dask.__file__).parent
 LAYERS = [
     {"errors"},
     {"params", "datasets", "threads", "memory", "recall", "choosing"},
-    {"progress", "kernels"},
+    {"progress", "kernels", "spaces", "judging"},
     {"coordinates", "exact", "partitions", "percentiles", "probing", "clusters"},
     {"store", "engine", "pilot", "approximate"},
     {"tasks", "points", "shards", "orders", "pages", "checkpoints"},
@@ -19,11 +19,24 @@ LAYERS = [
     {"graph"},
     {"jobs"},
     {"fitting"},
+    {"trials", "tunings"},
+    {"tuning"},
+    {"api"},
     {"estimator", "estimates"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-PURE = ["errors", "params", "memory", "kernels", "exact", "partitions", "percentiles", "pilot"]
+PURE = [
+    "errors",
+    "params",
+    "memory",
+    "kernels",
+    "exact",
+    "partitions",
+    "percentiles",
+    "pilot",
+    "spaces",
+]
 
 
 def modules():
