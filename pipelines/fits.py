@@ -1,7 +1,6 @@
-"""Benchmarks of `fit`: bytes read, memory, speed against peers, scaling, estimates, `tune`.
+"""Benchmarks of `fit` and `tune`: equal labels, bytes read, memory, speed, scaling, estimates.
 
-    python -m pipelines.fits [bytes] [memory] [speed] [scaling] [estimate] [tune]
-                             [--peer-python PATH]
+    python -m pipelines.fits [PART ...] [--peer-python PATH]
 
 Prints one line a measurement, with the aim beside it. `speed` compares with fast_hdbscan (if it is
 installed) and, given a Python 3.12 that has it, with spore-clustering.
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.graphs import generate, timed, write_zarr
-from spore_dask import Params, Tuning, estimate, fit, tune
+from spore_dask import Params, Tuning, build_graph, cluster_graph, estimate, fit, tune
 from spore_dask.datasets import blobs_and_shapes
 
 N_WORKERS = 2
@@ -44,6 +43,34 @@ def cluster() -> Iterator[Any]:
         for _ in range(2):
             fit(x, client=client)
         yield client
+
+
+def equality(options: argparse.Namespace, folder: Path) -> None:
+    """Compare labels of 200,000 points, many of them copies, with those from the same graph."""
+    x, _ = blobs_and_shapes(200_000, 2, dtype=np.float32)
+    rng = np.random.default_rng(0)
+    rows = rng.permutation(len(x))
+    x[rows[:30_000]] = x[rows[30_000 + rng.integers(0, 3000, 30_000)]]
+    x[rows[40_000:45_000]] = x[rows[45_000]]
+    k = Params().resolve(len(x)).k
+    graph = build_graph(write_zarr(folder / "copies.zarr", x), folder / "graph", k, n_workers=2)
+    expected = cluster_graph(*graph.to_memory(), x)
+    for n_workers, n_chunks, n_partitions, cache in (
+        (0, 1, None, None),
+        (1, 7, 3, 0),
+        (2, 16, 9, "5MB"),
+        (3, 200, 23, 0),
+        (3, 16, None, None),
+    ):
+        name = f"{n_workers}-{n_chunks}-{n_partitions}"
+        source = write_zarr(folder / f"{name}.zarr", x, n_chunks)
+        run = fit(source, n_workers=n_workers, n_partitions=n_partitions, cache_limit=cache)
+        n_equal = int((np.asarray(run.labels[...]) == expected).sum())
+        print(
+            f"equality   200,000 x 2 with 35,000 copies, {n_chunks} chunks, {n_workers} workers, "
+            f"{n_partitions or 'default'} partitions, cache_limit {cache}: {n_equal} labels equal "
+            f"(aim {len(x)}), {run.n_clusters} clusters"
+        )
 
 
 def read_bytes(options: argparse.Namespace, folder: Path) -> None:
@@ -252,6 +279,7 @@ def tune_once(source: str, out: Path) -> Tuning:
 
 
 PARTS = {
+    "equality": equality,
     "bytes": read_bytes,
     "memory": memory,
     "speed": speed,

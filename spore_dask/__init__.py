@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from spore_dask.errors import InputError, ParameterError, SporeError
     from spore_dask.estimates import estimate
     from spore_dask.estimator import SPORE
+    from spore_dask.exporting import export_labels
     from spore_dask.graph import Graph, build_graph, plan_graph
+    from spore_dask.importing import import_data
     from spore_dask.params import Params
     from spore_dask.runs import Run, clean, open_run, verify
     from spore_dask.tuning import tune
@@ -30,7 +32,9 @@ __all__ = [
     "clean",
     "cluster_graph",
     "estimate",
+    "export_labels",
     "fit",
+    "import_data",
     "open_run",
     "open_tuning",
     "plan_graph",
@@ -45,7 +49,9 @@ _HOMES = {
     "errors": ["InputError", "ParameterError", "SporeError"],
     "estimator": ["SPORE"],
     "estimates": ["estimate"],
+    "exporting": ["export_labels"],
     "graph": ["Graph", "build_graph", "plan_graph"],
+    "importing": ["import_data"],
     "params": ["Params"],
     "runs": ["Run", "clean", "open_run", "verify"],
     "tuning": ["tune"],

@@ -6,8 +6,7 @@ returns a small receipt, so that the memory held here is a window of items and a
 
 Local workers are plain Python processes with one thread each. They never import the user's main
 module, are replaced when they die, end themselves when their memory goes past the limit, and do
-not outlive the process that started them. Compiled kernels are kept between runs, in one folder
-for each process at a time, because numba's cache is not safe to share.
+not outlive the process that started them. Compiled kernels are kept between runs: see `caches`.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import hashlib
-import importlib.metadata
 import itertools
 import json
 import logging
@@ -36,6 +33,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from spore_dask.caches import cache_root, claim_slot
 from spore_dask.errors import ParameterError, SporeError
 from spore_dask.params import Range
 from spore_dask.progress import Consumer, Event, ignore
@@ -59,8 +57,6 @@ FETCH_TIMEOUT = 10.0
 """Seconds to wait for receipts whose workers may just have died."""
 LOOK_INTERVAL = 1.0
 """Seconds between two looks at which workers are there."""
-CACHE_DAYS = 30
-"""Days after which compiled kernels of other versions are removed."""
 
 _LIMIT_EXIT = 86  # exit status of a worker that went past its memory limit
 
@@ -323,16 +319,17 @@ class Engine:
         return receipts
 
     @contextlib.contextmanager
-    def here(self, stage: str, n_steps: int) -> Iterator[Callable[[], None]]:
+    def here(self, stage: str, n_steps: int) -> Iterator[Callable[..., None]]:
         """Tell about a stage that the calling process does itself, in steps.
 
-        Yields what is to be called after each step.
+        Yields what is to be called after each step, with the number of steps if it has changed.
         """
         steps = _Steps(stage, n_steps, self.progress)
         started = time.perf_counter()
 
-        def done() -> None:
+        def done(n_steps: int | None = None) -> None:
             nonlocal started
+            steps.n_tasks = steps.n_tasks if n_steps is None else n_steps
             seconds, started = time.perf_counter() - started, time.perf_counter()
             steps.done(_Outcome(None, None, process_name(), peak_nbytes(), seconds))
 
@@ -774,7 +771,6 @@ def _status_nbytes(name: str) -> int:
 
 _preparing = threading.Lock()
 _prepared = threading.Event()  # nothing to prepare, or no longer
-_held: list[int] = []  # locks that this process holds as long as it lives
 
 
 def prepare_process() -> None:
@@ -808,90 +804,8 @@ def _use_one_thread() -> None:
 def _claim_cache() -> Path:
     """Return a folder for numba's cache that no other process uses while this one lives."""
     try:
-        return _claim_slot(_cache_root())
+        return claim_slot(cache_root())
     except (ImportError, OSError, RuntimeError):  # no home, or one that cannot be written or locked
         from distributed import get_worker
 
         return Path(tempfile.mkdtemp(prefix="numba-", dir=get_worker().local_directory))
-
-
-def _cache_root() -> Path:
-    if "SPORE_CACHE_DIR" in os.environ:
-        return Path(os.environ["SPORE_CACHE_DIR"])
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "spore_dask"
-
-
-def _claim_slot(root: Path) -> Path:
-    """Return the first folder `root/<version>/slot-<n>` that is free, and hold it."""
-    folder = root / _code_version()
-    folder.mkdir(parents=True, exist_ok=True)
-    turn = _lock(root / "lock", timeout=10)
-    try:
-        os.utime(folder)
-        _remove_old(root, folder)
-        for n in itertools.count():
-            with contextlib.suppress(BlockingIOError):
-                _held.append(_lock(folder / f"slot-{n}.lock"))
-                slot = folder / f"slot-{n}"
-                if not slot.exists():
-                    _seed(slot)
-                return slot
-    finally:
-        os.close(turn)
-    raise AssertionError("itertools.count() ended")
-
-
-def _code_version() -> str:
-    """Return a hash of the source of this package's kernels and of what compiles it."""
-    digest = hashlib.sha256(f"{sys.version} {importlib.metadata.version('numba')}".encode())
-    for path in sorted((Path(__file__).parent / "kernels").glob("*.py")):
-        digest.update(f"\n{path.name}\n".encode() + path.read_bytes())
-    return digest.hexdigest()[:24]
-
-
-def _lock(path: Path, timeout: float = 0.0) -> int:
-    """Return a descriptor that holds a file's lock; raise BlockingIOError if another has it."""
-    import fcntl
-
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-        except OSError as error:
-            if not isinstance(error, BlockingIOError) or time.monotonic() >= deadline:
-                os.close(descriptor)
-                raise
-        time.sleep(0.02)
-
-
-def _seed(slot: Path) -> None:
-    """Make a slot with the files of the one that has most of them."""
-    new = slot.with_suffix(".new")
-    shutil.rmtree(new, ignore_errors=True)
-    others = [path for path in slot.parent.glob("slot-*") if path.is_dir()]
-    fullest = max(others, key=lambda path: sum(1 for _ in path.rglob("*.nb?")), default=None)
-    if fullest is None:
-        new.mkdir()
-    else:
-        shutil.copytree(fullest, new, ignore=shutil.ignore_patterns("tmp*"))
-    new.rename(slot)
-
-
-def _remove_old(root: Path, current: Path) -> None:
-    """Remove what other versions left and nobody has used for long."""
-    before = time.time() - CACHE_DAYS * 86400
-    for folder in root.iterdir():
-        if folder == current or not folder.is_dir() or folder.stat().st_mtime > before:
-            continue
-        locks: list[int] = []
-        try:
-            locks.extend(_lock(path) for path in folder.glob("slot-*.lock"))
-            shutil.rmtree(folder, ignore_errors=True)
-        except BlockingIOError:  # a process of that version still runs
-            continue
-        finally:
-            for lock in locks:
-                os.close(lock)

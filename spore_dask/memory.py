@@ -23,6 +23,8 @@ INPUT_TASKS = 64
 TASK_NBYTES = 2 << 20
 MOST_TASK_NBYTES = 32 << 20
 """Input that a task takes at least, and at most if chunks are smaller."""
+MOST_CHUNK_NBYTES = 16 << 20
+"""A chunk of data that is imported, at most."""
 
 FLOAT_BLOCK_NBYTES = 16 << 20
 BUFFERS_NBYTES = 8 << 20
@@ -156,6 +158,28 @@ def rows_per_task(n_rows: int, row_nbytes: int, chunk_rows: int) -> int:
     wanted = min(max(TASK_NBYTES, n_rows * row_nbytes // INPUT_TASKS), MOST_TASK_NBYTES)
     n_chunks = max(1, wanted // (chunk_rows * row_nbytes))
     return min(n_rows, chunk_rows * n_chunks)
+
+
+def imported_rows(n_rows: int, row_nbytes: int) -> int:
+    """Return how many rows a chunk of imported data has: what a task reads, or a part of it."""
+    wanted = min(max(TASK_NBYTES, n_rows * row_nbytes // INPUT_TASKS), MOST_CHUNK_NBYTES)
+    return max(1, wanted // row_nbytes)
+
+
+def import_nbytes(chunk_rows: int, from_nbytes: int, to_nbytes: int, reading_nbytes: int) -> int:
+    """Return the projected peak of a process that imports data.
+
+    Parameters
+    ----------
+    chunk_rows : int
+        Rows of a chunk of what is written.
+    from_nbytes, to_nbytes : int
+        Bytes of a row as it is read, with what that takes, and as it is written.
+    reading_nbytes : int
+        What reading takes beside.
+    """
+    chunks_nbytes = chunk_rows * (2 * from_nbytes + 4 * to_nbytes)
+    return INTERPRETER_NBYTES + BUFFERS_NBYTES + chunks_nbytes + reading_nbytes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -194,6 +194,30 @@ class Folder:
             config={"write_empty_chunks": True},
         )[...] = array
 
+    def append_zarr(self, name: str, rows: NDArray[Any], about: dict[str, Any]) -> None:
+        """Append a chunk of rows to a Zarr array for users; the first one creates it.
+
+        All but the last must have as many rows as the first.
+
+        Parameters
+        ----------
+        name : str
+        rows : array (rows, columns)
+        about : dict
+            What is noted in the array's attributes.
+        """
+        place = self.child(name).url
+        if not self.exists(f"{name}/zarr.json"):
+            zarr.create_array(
+                place,
+                shape=(0, *rows.shape[1:]),
+                dtype=rows.dtype,
+                chunks=rows.shape,
+                attributes=about,
+                config={"write_empty_chunks": True},
+            )
+        zarr.open_array(place, mode="r+", config={"write_empty_chunks": True}).append(rows)
+
     def write_array(self, name: str, array: NDArray[Any]) -> None:
         """Write an array that is read as a whole: an .npy file, and its checksum at the end."""
         data = np.ascontiguousarray(array)
@@ -400,6 +424,16 @@ def _open(place: str, hint: Callable[[], str]) -> zarr.Array[Any]:
         raise InputError(
             f"There is no Zarr array at {place!r} ({type(error).__name__}): give the path of an "
             f"array{hint()}."
+        ) from None
+
+
+def open_zarr(url: str) -> zarr.Array[Any]:
+    """Open any Zarr array by its address."""
+    try:
+        return zarr.open_array(url, mode="r")
+    except (FileNotFoundError, KeyError, ValueError, zarr.errors.BaseZarrError) as error:
+        raise InputError(
+            f"There is no Zarr array at {url!r} ({type(error).__name__}): check the path."
         ) from None
 
 

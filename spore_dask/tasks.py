@@ -18,6 +18,9 @@ from spore_dask.store import Folder
 
 Receipt = dict[str, Any]
 MARKER = "done.json"
+MOST_IN_BATCH = 16
+BATCHES_PER_WORKER = 4
+"""Light tasks that travel together, and how many batches each worker gets at least."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +32,8 @@ class Work:
     items: Sequence[Any]
     needs_nbytes: int
     """Projected peak of a process that runs one of them."""
+    light: bool = False
+    """Whether a task takes about as long as sending it: such tasks travel in batches."""
 
 
 def run_work(engine: Engine, folder: Folder, work: Work) -> list[Receipt]:
@@ -40,21 +45,30 @@ def run_work(engine: Engine, folder: Folder, work: Work) -> list[Receipt]:
         if name.endswith(".json")
     }
     missing = [i for i in range(len(work.items)) if known.get(i) is None]
-    task = functools.partial(_keep_receipt, work.task, receipts)
-    items = [(i, work.items[i]) for i in missing]
-    found = engine.run(work.name, task, items, needs_nbytes=work.needs_nbytes)
-    known.update(zip(missing, found, strict=True))
+    task = functools.partial(_keep_receipts, work.task, receipts)
+    batches = _batches(missing, engine.n_workers) if work.light else [[i] for i in missing]
+    items = [[(i, work.items[i]) for i in batch] for batch in batches]
+    for found in engine.run(work.name, task, items, needs_nbytes=work.needs_nbytes):
+        known.update(found)
     return [known[i] for i in range(len(work.items))]
 
 
-def _keep_receipt(
-    task: Callable[[Any], Receipt], receipts: Folder, item: tuple[int, Any]
-) -> Receipt:
-    """Run one task, and write its receipt."""
-    number, arguments = item
-    receipt = task(arguments)
-    receipts.write_json(f"{number}.json", receipt)
-    return receipt
+def _batches(numbers: list[int], n_workers: int) -> list[list[int]]:
+    """Share out the numbers of light tasks."""
+    size = len(numbers) // (BATCHES_PER_WORKER * max(1, n_workers))
+    size = min(max(1, size), MOST_IN_BATCH)
+    return [numbers[first : first + size] for first in range(0, len(numbers), size)]
+
+
+def _keep_receipts(
+    task: Callable[[Any], Receipt], receipts: Folder, items: list[tuple[int, Any]]
+) -> dict[int, Receipt]:
+    """Run some tasks one after another, and write the receipt of each as it is done."""
+    found = {}
+    for number, arguments in items:
+        found[number] = task(arguments)
+        receipts.write_json(f"{number}.json", found[number])
+    return found
 
 
 def is_done(folder: Folder) -> bool:

@@ -515,49 +515,6 @@ def test_workers_do_not_outlive_a_killed_driver(script, tmp_path):
 # Caches of compiled kernels
 
 
-@pytest.fixture
-def claim(tmp_path, monkeypatch):
-    """Claim slots below a folder of the test's own, and let them go at its end."""
-    monkeypatch.setattr(engine_module, "_held", [])
-    yield lambda: engine_module._claim_slot(tmp_path)
-    for lock in engine_module._held:
-        os.close(lock)
-
-
-def test_slots_are_held_and_seeded_from_the_fullest(claim):
-    first = claim()
-    (first / "sub").mkdir()
-    (first / "sub" / "kernel.nbi").write_text("index")
-    second = claim()
-    (second / "sub" / "kernel.nbc").write_text("code")
-    third = claim()
-    assert len({first, second, third}) == 3
-    assert sorted(path.name for path in third.rglob("*.nb?")) == ["kernel.nbc", "kernel.nbi"]
-    os.close(engine_module._held.pop(1))
-    assert claim() == second
-
-
-def test_old_versions_go_unless_they_are_used(claim, tmp_path):
-    current = claim().parent
-    for name, days in [("old", 31), ("used", 31), ("young", 29)]:
-        (tmp_path / name / "slot-0").mkdir(parents=True)
-        (tmp_path / name / "slot-0.lock").touch()
-        then = time.time() - days * 86400
-        os.utime(tmp_path / name, (then, then))
-    used = engine_module._lock(tmp_path / "used" / "slot-0.lock")
-    claim()
-    os.close(used)
-    assert {path.name for path in tmp_path.iterdir()} == {"used", "young", "lock", current.name}
-
-
-def test_cache_root(monkeypatch, tmp_path):
-    monkeypatch.delenv("SPORE_CACHE_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert engine_module._cache_root() == tmp_path / "spore_dask"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert engine_module._cache_root() == Path.home() / ".cache" / "spore_dask"
-
-
 def test_home_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("SPORE_CACHE_DIR", str(tmp_path / "file" / "below"))

@@ -8,13 +8,13 @@ import spore_dask
 PACKAGE = Path(spore_dask.__file__).parent
 LAYERS = [
     {"errors"},
-    {"params", "datasets", "threads", "memory", "recall", "choosing"},
+    {"params", "datasets", "threads", "memory", "recall", "choosing", "caches"},
     {"progress", "kernels", "spaces", "judging"},
     {"coordinates", "exact", "partitions", "percentiles", "probing", "clusters"},
     {"store", "engine", "pilot", "approximate"},
-    {"tasks", "points", "shards", "orders", "pages", "checkpoints"},
-    {"searching", "runs"},
-    {"inputs", "stages", "search", "clustering"},
+    {"tasks", "points", "shards", "orders", "pages", "checkpoints", "formats"},
+    {"searching", "runs", "importing"},
+    {"inputs", "stages", "search", "clustering", "exporting"},
     {"plan"},
     {"graph"},
     {"jobs"},

@@ -114,17 +114,21 @@ def rank_points(engine: Engine, folder: Folder, spec: DensitySpec) -> Density:
 def _build(engine: Engine, spec: DensitySpec, folder: Folder) -> Receipt:
     shards = range(spec.graph.n_shards)
     measure = functools.partial(_measure, spec, folder)
-    receipts = run_work(engine, folder, Work("density", measure, shards, spec.needs_nbytes))
+    receipts = run_work(
+        engine, folder, Work("density", measure, shards, spec.needs_nbytes, light=True)
+    )
     n_reach, n_start = _n_distances(spec)
     reach_mean = exact_mean(_total(receipts, "reach"), n_reach)
     start_mean = exact_mean(_total(receipts, "start"), n_start)
     if not folder.exists("splitters.npy"):
         folder.write_array("splitters", _choose_splitters(spec, folder))
     exchange = functools.partial(_exchange, spec, folder, reach_mean, start_mean)
-    receipts = run_work(engine, folder, Work("ranges", exchange, shards, spec.needs_nbytes))
+    receipts = run_work(
+        engine, folder, Work("ranges", exchange, shards, spec.needs_nbytes, light=True)
+    )
     plan_exchange(folder, spec.graph.n_shards, spec.n_ranges)
     sort = functools.partial(_sort, spec, folder)
-    work = Work("order", sort, range(spec.n_ranges), spec.needs_nbytes)
+    work = Work("order", sort, range(spec.n_ranges), spec.needs_nbytes, light=True)
     sizes = [r["n_points"] for r in run_work(engine, folder, work)]
     folder.remove("sample")
     end_exchange(folder)

@@ -68,7 +68,9 @@ def _build(engine: Engine, spec: FragmentSpec, large: NDArray[np.int64], folder:
     n_ranges = spec.order.n_ranges
     plan_exchange(folder, spec.graph.n_shards, n_ranges)
     gather = functools.partial(_gather, spec, folder)
-    gathered = run_work(engine, folder, Work("gather", gather, range(n_ranges), spec.needs_nbytes))
+    gathered = run_work(
+        engine, folder, Work("gather", gather, range(n_ranges), spec.needs_nbytes, light=True)
+    )
     end_exchange(folder)
     return {
         "counts": [r["n_fragments"] for r in gathered],

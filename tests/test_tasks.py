@@ -1,0 +1,41 @@
+"""Stages as lists of tasks with receipts."""
+
+import functools
+
+import pytest
+
+from spore_dask.engine import open_engine
+from spore_dask.store import Folder
+from spore_dask.tasks import MOST_IN_BATCH, Work, _batches, run_work
+
+
+def square(fail_at, item):
+    if item == fail_at:
+        raise RuntimeError(f"item {item}")
+    return {"square": item * item}
+
+
+@pytest.mark.parametrize("light", [False, True])
+def test_receipts_come_in_order_and_survive_a_failure(tmp_path, light):
+    folder = Folder(str(tmp_path))
+    items = range(100, 130)
+    with open_engine(n_workers=0) as engine:
+        failing = Work("squares", functools.partial(square, 117), items, 1, light)
+        with pytest.raises(RuntimeError, match="item 117"):
+            run_work(engine, folder, failing)
+        assert len(folder.child("receipts-squares").names()) == 17
+        done = []
+        work = Work("squares", functools.partial(square, None), items, 1, light)
+        engine.progress = lambda event: done.append(event.kind == "task-done")
+        receipts = run_work(engine, folder, work)
+    assert [receipt["square"] for receipt in receipts] == [item**2 for item in items]
+    assert sum(done) == (5 if light else 13)
+
+
+@pytest.mark.parametrize(("n_tasks", "n_workers", "size"), [(19, 2, 2), (3, 2, 1), (9000, 2, 16)])
+def test_batches_keep_every_worker_busy(n_tasks, n_workers, size):
+    numbers = list(range(n_tasks))
+    batches = _batches(numbers, n_workers)
+    assert [number for batch in batches for number in batch] == numbers
+    assert max(map(len, batches)) == size <= MOST_IN_BATCH
+    assert len(batches) >= min(n_tasks, 4 * n_workers)
