@@ -23,7 +23,17 @@ from typing import Any
 import numpy as np
 
 from pipelines.graphs import generate, timed, write_zarr
-from spore_dask import Params, build_graph, cluster_graph, estimate, fit, open_run, predict
+from spore_dask import (
+    Params,
+    Tuning,
+    build_graph,
+    cluster_graph,
+    estimate,
+    fit,
+    open_run,
+    predict,
+    tune,
+)
 from spore_dask.datasets import blobs_and_shapes
 
 N_WORKERS = 2
@@ -314,6 +324,43 @@ def predict_digits(path: Path, folder: Path) -> None:
         )
 
 
+def tuning(options: argparse.Namespace, folder: Path) -> None:
+    """Compare a tune of 30 trials of 1,000,000 x 2 with one fit, both with workers of their own."""
+    x, y = blobs_and_shapes(1_000_000, 2, dtype=np.float32)
+    source = write_zarr(folder / "tune.zarr", x)
+    small = x[:20_000]
+    for _ in range(2):  # compiles what workers and this process need
+        tune(small, n_trials=4, n_workers=N_WORKERS)
+        fit(small, n_workers=N_WORKERS)
+    for i in range(options.runs):
+        before = fit_once("workers of its own", source, folder / f"fit-{i}", n_workers=N_WORKERS)
+        seconds, found = timed(lambda i=i: tune_once(source, folder / f"tune-{i}"))
+        after = fit_once("workers of its own", source, folder / f"again-{i}", n_workers=N_WORKERS)
+        trials = found.trials["seconds"]
+        truth = tune(source, folder / f"tune-{i}", y=y, n_workers=N_WORKERS)
+        aris = truth.trials["ari"]
+        print(
+            f"tune       1,000,000 x 2, {len(trials)} trials, {N_WORKERS} workers: "
+            f"{seconds:.1f} s, {2 * seconds / (before + after):.1f} times a fit (aim 8); a trial "
+            f"took {trials.mean():.2f} s ({trials.min():.2f} to {trials.max():.2f}); ARI of the "
+            f"default {aris[0]:.3f}, of what was chosen {aris[found.best]:.3f}, of the best "
+            f"{aris.max():.3f}"
+        )
+
+
+def tune_once(source: str, out: Path) -> Tuning:
+    """Tune, and print how long each stage took."""
+    ended: dict[str, float] = {}
+
+    def watch(event: Any) -> None:
+        if event.kind == "stage-end" and event.n_done:
+            ended[event.stage] = ended.get(event.stage, 0.0) + event.seconds
+
+    found = tune(source, out, n_workers=N_WORKERS, progress=watch)
+    print("tune       " + ", ".join(f"{name} {spent:.1f}" for name, spent in ended.items()) + " s")
+    return found
+
+
 PARTS = {
     "equality": equality,
     "bytes": read_bytes,
@@ -322,6 +369,7 @@ PARTS = {
     "scaling": scaling,
     "estimate": estimates,
     "predict": predictions,
+    "tune": tuning,
 }
 
 
@@ -342,7 +390,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="fits", description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="which; all by default")
     parser.add_argument("--peer-python", help="a Python 3.12 with spore-clustering")
-    parser.add_argument("--runs", type=int, default=1, help="repetitions of the fit in `speed`")
+    parser.add_argument("--runs", type=int, default=1, help="repetitions in `speed` and `tune`")
     parser.add_argument("--peer-runs", type=int, default=1, help="repetitions of the peers")
     beside = Path(__file__).parents[2] / "shared" / "data"
     parser.add_argument("--data", type=Path, default=beside, help="folder of the real datasets")

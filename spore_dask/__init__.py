@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spore_dask.api import fit
     from spore_dask.clustering import cluster_graph
     from spore_dask.errors import (
         ClusterError,
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
     from spore_dask.estimates import estimate
     from spore_dask.estimator import SPORE
     from spore_dask.exporting import export_labels
-    from spore_dask.fitting import fit
     from spore_dask.graph import Graph, build_graph, plan_graph
     from spore_dask.importing import import_data
     from spore_dask.params import Params
     from spore_dask.predicting import Prediction, predict
     from spore_dask.reporting import report
     from spore_dask.runs import Run, clean, open_run, verify
+    from spore_dask.tuning import tune
+    from spore_dask.tunings import Tuning, open_tuning
 
 __all__ = [
     "SPORE",
@@ -38,6 +40,7 @@ __all__ = [
     "Prediction",
     "Run",
     "SporeError",
+    "Tuning",
     "build_graph",
     "clean",
     "cluster_graph",
@@ -46,14 +49,17 @@ __all__ = [
     "fit",
     "import_data",
     "open_run",
+    "open_tuning",
     "plan_graph",
     "predict",
     "report",
+    "tune",
     "verify",
 ]
 __version__ = "0.1.0"
 
 _HOMES = {
+    "api": ["fit"],
     "clustering": ["cluster_graph"],
     "errors": [
         "ClusterError",
@@ -66,13 +72,14 @@ _HOMES = {
     "estimator": ["SPORE"],
     "estimates": ["estimate"],
     "exporting": ["export_labels"],
-    "fitting": ["fit"],
     "graph": ["Graph", "build_graph", "plan_graph"],
     "importing": ["import_data"],
     "params": ["Params"],
     "predicting": ["Prediction", "predict"],
     "reporting": ["report"],
     "runs": ["Run", "clean", "open_run", "verify"],
+    "tuning": ["tune"],
+    "tunings": ["Tuning", "open_tuning"],
 }
 
 

@@ -80,8 +80,12 @@ def cluster_rows(
     points: NDArray[np.floating],
     params: ResolvedParams,
     check: bool = False,
+    rows: NDArray[np.integer] | None = None,
 ) -> Clustering:
-    """Cluster rows of exactly K + 1 entries; `check` refuses any that are not as they must be."""
+    """Cluster rows of exactly K + 1 entries; `check` refuses any that are not as they must be.
+
+    `rows` has the input row of each point where points have other numbers.
+    """
     extent = density_order.extent(points)
     if extent <= 0:
         if check:
@@ -92,9 +96,10 @@ def cluster_rows(
         if check:
             _check_rows(neighbors, distances)
         density = density_order.densities(distances, params.density_neighbors, extent)
-        order = density_order.total_order(density, points)
+        order = density_order.total_order(density, points, rows)
         thresholds = measured.result()
-    labels, grown = _expand(neighbors, distances, _seed_order(order, params), params, thresholds)
+    seeds = _seed_order(order, params, rows)
+    labels, grown = _expand(neighbors, distances, seeds, params, thresholds)
     return _reassign(neighbors, distances, order, labels, grown, params, thresholds)
 
 
@@ -123,12 +128,15 @@ def _one_cluster(n_points: int) -> Clustering:
     )
 
 
-def _seed_order(order: NDArray[np.int64], params: ResolvedParams) -> NDArray[np.int64]:
+def _seed_order(
+    order: NDArray[np.int64], params: ResolvedParams, rows: NDArray[np.integer] | None
+) -> NDArray[np.int64]:
     if params.seeding_order == "density":
         return order
+    seeds = np.arange(len(order))
     if params.seeding_order == "random":
-        return np.random.default_rng(params.seed).permutation(len(order))
-    return np.arange(len(order))
+        seeds = np.random.default_rng(params.seed).permutation(len(order))
+    return seeds if rows is None else np.argsort(rows)[seeds]
 
 
 def _expand(

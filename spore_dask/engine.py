@@ -349,6 +349,13 @@ class Engine:
             raise
         steps.tell("stage-end")
 
+    def everywhere(self, action: Callable[[], None]) -> None:
+        """Call a top-level function in this process and in every worker that answers."""
+        action()
+        if self._client is not None and self._client.status == "running":
+            with contextlib.suppress(OSError, TimeoutError):
+                self._client.run(action, on_error="ignore")
+
     def peaks(self) -> dict[str, int]:
         """Return the peak resident memory in bytes of each process, as of its last task."""
         return {**self._peaks, process_name(): peak_nbytes()}

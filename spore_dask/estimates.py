@@ -20,7 +20,7 @@ from dask.utils import format_bytes
 from numpy.typing import NDArray
 
 from spore_dask import memory
-from spore_dask.fitting import fit
+from spore_dask.api import fit
 from spore_dask.graph import Graph
 from spore_dask.jobs import Job, find_job, place_beside
 from spore_dask.pilot import CELLS, compared_by_cells

@@ -19,9 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from spore_dask.api import fit
 from spore_dask.clustering import cluster_rows
 from spore_dask.coordinates import check_options, learn_coordinates, refuse_masked
-from spore_dask.fitting import fit
 from spore_dask.kernels.reassign import gates_of
 from spore_dask.params import Params, ResolvedParams
 from spore_dask.plan import RECALL
@@ -229,7 +229,7 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
 
     def _fit_run(self, X: Any) -> Self:
         """Cluster a source of any size."""
-        names = inspect.signature(fit).parameters.keys() - {"source", "params"}
+        names = inspect.signature(fit).parameters.keys() & self.get_params().keys()
         names |= {field.name for field in dataclasses.fields(Params)}
         run = fit(X, **{name: getattr(self, name) for name in names})
         self.run_: Run | None = run

@@ -1,4 +1,4 @@
-"""`fit`: the whole run, from an array of any size to labels.
+"""A fit under way: the whole run, from an array of any size to labels.
 
 Reads a source, or an earlier graph; writes a run's folder: see `runs`. Each stage is named by a
 hash of what it depends on, so that the same call continues, and another configuration shares what
@@ -13,14 +13,10 @@ import datetime
 import functools
 import importlib.metadata
 import math
-import os
 import platform
-import shutil
-import tempfile
-import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,11 +37,11 @@ from spore_dask.graph import (
     search_graph,
 )
 from spore_dask.inputs import check_unchanged
-from spore_dask.jobs import Job, find_job, place_beside
+from spore_dask.jobs import Job
 from spore_dask.orders import Order
 from spore_dask.params import ResolvedParams
 from spore_dask.pilot import CELLS, EXACT
-from spore_dask.plan import FitPlan
+from spore_dask.plan import FitPlan, Plan
 from spore_dask.points import CACHE
 from spore_dask.progress import as_consumer
 from spore_dask.runs import (
@@ -83,102 +79,36 @@ PILOT_NBYTES = 64 << 20
 """Points that are clustered to tell the share of fragments, and bytes of their rows."""
 
 
-def fit(
-    source: Any,
-    out: str | os.PathLike[str] | None = None,
+PlanType = TypeVar("PlanType", bound=Plan)
+
+
+@contextlib.contextmanager
+def opened(
+    folder: Folder,
+    name: str,
+    make: Callable[[Any, int | None], PlanType],
     *,
-    graph: Graph | Run | str | os.PathLike[str] | None = None,
-    resume: bool = True,
-    component: str | None = None,
-    knn: str = "auto",
-    knn_index: str | None = None,
-    recall_target: float = 0.97,
-    n_partitions: int | None = None,
-    metric: str = "euclidean",
-    scale: str | None = None,
-    memory_limit: int | str | None = None,
-    cache_limit: int | str | None = None,
-    client: Any = None,
-    n_workers: int | None = None,
-    seed: int = 42,
-    progress: Any = None,
-    keep: str = "predict",
-    **params: Any,
-) -> Run:
-    """Cluster data of any size.
+    memory_limit: Any,
+    client: Any,
+    n_workers: int | None,
+    progress: Any,
+) -> Iterator[tuple[Engine, PlanType]]:
+    """Make a plan for a memory limit and a number of workers, and open an engine to follow it.
 
-    Parameters
-    ----------
-    source : path, URL, zarr.Array, dask array or numpy array (N, D)
-    out : path or URL, optional
-        Folder of the run. Default: beside the source (`x.zarr` to `x.spore`); for data in memory
-        a temporary folder that goes with the `Run`. The same call again continues what was begun,
-        or finds it done; other parameters share what they can, and old results stay.
-    graph : Graph, Run or path, optional
-        An earlier graph of the same source, or a run that has one: nothing is searched again.
-    resume : bool
-        Whether to take up what an earlier call with the same arguments has left.
-    component, knn, knn_index, recall_target, n_partitions, metric, scale, memory_limit, client, \
-n_workers, seed, progress
-        As in `build_graph`.
-    cache_limit : int or str, optional
-        What the coordinator's cache of neighbour rows may take. Default: what `memory_limit`
-        leaves.
-    keep : {"predict", "labels", "all"}
-        What stays on disk: what predictions and fits with other parameters start from, only the
-        result, or every stage. What other results in `out` have kept stays.
-    **params
-        The fields of `Params`.
-
-    Returns
-    -------
-    Run
+    What happens is told to `progress`, and kept in the folder under a name.
     """
-    with contextlib.ExitStack() as stack:
-        out = place_beside(source) if out is None else out
-        temporary = tempfile.mkdtemp(prefix="spore_dask-") if out is None else None
-        if temporary is not None:
-            stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-        job = find_job(
-            source,
-            temporary or out or "",
-            graph=graph,
-            component=component,
-            knn=knn,
-            knn_index=knn_index,
-            recall_target=recall_target,
-            n_partitions=n_partitions,
-            metric=metric,
-            scale=scale,
-            seed=seed,
-            keep=keep,
-            cache_limit=cache_limit,
-            **params,
-        )
-        run = job.finished() if resume else None
-        run = run or _run(job, resume, memory_limit, client, n_workers, progress)
-        if temporary is not None:
-            stack.pop_all()
-            weakref.finalize(run, shutil.rmtree, temporary, ignore_errors=True)
-        return run
-
-
-def _run(
-    job: Job, resume: bool, memory_limit: Any, client: Any, n_workers: int | None, progress: Any
-) -> Run:
-    """Open an engine, and do the job."""
-    tracker = Tracker(job.folder, f"fit-{job.id}", as_consumer(progress))
+    tracker = Tracker(folder, name, as_consumer(progress))
     with contextlib.ExitStack() as stack:
         stack.enter_context(tracker)
         if client is not None:  # its workers say what memory there is
             engine = stack.enter_context(open_engine(client, n_workers, None, tracker))
             memory_limit = memory_limit or engine.memory_limit
-        plan = job.plan(memory_limit, n_workers)
+        plan = make(memory_limit, n_workers)
         if client is None:
             limit = plan.memory_limit
             engine = stack.enter_context(open_engine(None, n_workers, limit, tracker))
         stack.callback(CACHE.clear)
-        return Fit(engine, job, plan, resume).run()
+        yield engine, plan
 
 
 class Fit:
@@ -204,19 +134,28 @@ class Fit:
 
     def _run(self) -> Run:
         """Run the stages."""
-        graph = self._graph()
+        graph = self.graph()
         extent = graph.points.extent()
         if extent <= 0:
             thresholds = Thresholds(0.0, 0.0, 0.0, 0.0, 0.0)
             n_points = self.job.resolved.n_points
             published = publish_one_cluster(self.engine, self.job.result, n_points)
         else:
-            spec, folder = self._density(graph, extent)
-            with self._reading_ahead(graph, needed=not is_done(folder)) as rows:
-                density = rank_points(self.engine, folder, spec)
-                thresholds = self._thresholds(density, extent)
-                published = self._cluster(graph, density, thresholds, rows)
+            thresholds, settled = self.settle(graph, extent)
+            spec = PublishSpec(settled, graph.graph_rows)
+            published = publish(self.engine, self.job.result, spec)
         return self._finish(graph, thresholds, published)
+
+    def settle(self, graph: Graph, extent: float) -> tuple[Thresholds, Folder]:
+        """Cluster a graph of points that are not all the same, but do not publish.
+
+        Returns what distances were measured with, and the folder that has the labels of points.
+        """
+        spec, folder = self._density(graph, extent)
+        with self._reading_ahead(graph, needed=not is_done(folder)) as rows:
+            density = rank_points(self.engine, folder, spec)
+            thresholds = self._thresholds(density, extent)
+            return thresholds, self._cluster(graph, density, thresholds, rows)
 
     def _stage(self, name: str, *depends_on: Any) -> Folder:
         """Return the folder of a stage, named by what it depends on."""
@@ -230,7 +169,7 @@ class Fit:
         if not self.resume and folder.name not in kept_stages(self.job.folder, self.job.id):
             remove_stage(folder)
 
-    def _graph(self) -> Graph:
+    def graph(self) -> Graph:
         """Return the graph to cluster: the one given, or one that is built now."""
         if self.job.graph is not None:
             return self._check_graph(self.job.graph)
@@ -253,7 +192,7 @@ class Fit:
 
     def _check_graph(self, graph: Graph) -> Graph:
         """Refuse a graph that does not fit the source or the parameters."""
-        needed, source, known = self.job.resolved, self.job.data.source, graph.summary
+        needed_k, source, known = self.job.longest_k, self.job.data.source, graph.summary
         if known["fingerprint"] != source.fingerprint():
             raise InputError(
                 f"The graph at {graph.path!r} was built from {known['source']!r} as it was then, "
@@ -267,11 +206,11 @@ class Fit:
                 )
         check_unchanged(self.job.folder, source, remember=True)
         longest_k = int(graph.summary["longest_k"])
-        if graph.k < self.job.head_k or longest_k < needed.k:
+        if graph.k < self.job.head_k or longest_k < needed_k:
             raise ParameterError(
                 f"The graph at {graph.path!r} has {graph.k} neighbours a row and {longest_k} for "
                 f"points with copies, but these parameters need {self.job.head_k} and "
-                f"{needed.k}: build one with k >= {needed.k}, or lower the neighbour counts or "
+                f"{needed_k}: build one with k >= {needed_k}, or lower the neighbour counts or "
                 "max_connectivity."
             )
         return graph
@@ -339,8 +278,8 @@ class Fit:
         density: Density,
         thresholds: Thresholds,
         read_ahead: Callable[[], AtHand] | None,
-    ) -> Receipt:
-        """Grow skeletons, reassign fragments, and publish."""
+    ) -> Folder:
+        """Grow skeletons and reassign fragments; return what has the labels."""
         CACHE.clear()
         params, rows = self.job.resolved, graph.graph_rows
         seeds = self._seeds(graph, density)
@@ -360,7 +299,7 @@ class Fit:
         settled = self._stage("reassign", *depends_on)
         voting = ReassignSpec(folder, fragments, large, params, thresholds, cache_nbytes)
         reassign(self.engine, settled, voting)
-        return publish(self.engine, self.job.result, PublishSpec(settled, rows))
+        return settled
 
     def _seeds(self, graph: Graph, density: Density) -> Order:
         """Return the order of the seeds."""

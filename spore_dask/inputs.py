@@ -20,11 +20,20 @@ import dask
 import dask.array
 import numpy as np
 import zarr
+from numpy.typing import NDArray
 
 from spore_dask.coordinates import check_array, refuse_masked
 from spore_dask.engine import Engine
 from spore_dask.errors import InputError, SporeError
-from spore_dask.store import Folder, Source, address_of, describe, hash_of, open_source
+from spore_dask.store import (
+    Folder,
+    Source,
+    address_of,
+    describe,
+    hash_of,
+    open_column,
+    open_source,
+)
 from spore_dask.tasks import MARKER, Receipt, Work, run_stage, run_work
 
 BLOCK_NBYTES = 16 << 20
@@ -140,6 +149,30 @@ def find_input(source: Any, component: str | None, folder: Folder, least_rows: i
         found = _copied(source, folder, least_rows)
     check_array(found.source.shape, np.dtype(found.source.dtype), least_rows)
     return found
+
+
+def labels_of_rows(y: Any, n_rows: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the labels of some ascending rows, as numbers from 0 on in the order they are met.
+
+    `y` is an array of N labels of any kind, or a Zarr array of them by itself or its path.
+    """
+    if isinstance(y, (str, os.PathLike)):
+        y = open_column(os.fspath(y))
+    array = y if isinstance(y, zarr.Array) else np.asarray(y)
+    if array.shape != (n_rows,):
+        raise InputError(
+            f"y has shape {array.shape}, but it must be ({n_rows},): one label for each row of the "
+            "data."
+        )
+    values = array.oindex[rows] if isinstance(array, zarr.Array) else array[rows]
+    try:
+        _, met, numbers = np.unique(np.asarray(values), return_index=True, return_inverse=True)
+    except TypeError as error:
+        raise InputError(
+            f"The labels in y cannot be compared with each other ({error}): give numbers, or texts."
+        ) from None
+    places: NDArray[np.int64] = np.argsort(np.argsort(met))[numbers]
+    return places
 
 
 def _copied(content: Any, folder: Folder, least_rows: int) -> Input:

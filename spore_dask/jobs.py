@@ -5,9 +5,14 @@ Reads metadata only; writes a pointer when it finds a finished result.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import zarr
@@ -45,6 +50,11 @@ class Job:
         return max(self.resolved.density_neighbors, self.resolved.expansion_neighbors)
 
     @property
+    def longest_k(self) -> int:
+        """Neighbours that those points need."""
+        return self.resolved.k
+
+    @property
     def id(self) -> str:
         """A name for the result: a hash of all that it depends on."""
         source = dataclasses.asdict(self.data.source)
@@ -73,7 +83,7 @@ class Job:
 
     def plan(self, memory_limit: Any, n_workers: int | None) -> FitPlan:
         """Plan the run; raise a sentence where it cannot work."""
-        options = dataclasses.replace(self.options, k=self.head_k, longest_k=self.resolved.k)
+        options = dataclasses.replace(self.options, k=self.head_k, longest_k=self.longest_k)
         known = None if self.graph is None else self.graph.shape
         make = functools.partial(FitPlan, cache_limit=self.cache_nbytes, known=known)
         return make_plan(self.data, self.folder, options, memory_limit, n_workers, make)
@@ -117,6 +127,30 @@ def find_job(
     chosen = chosen.check(data.source.shape[0])
     known = None if graph is None else _as_graph(graph)
     return Job(folder, data, chosen, asked, known, keep, cache_limit)
+
+
+@contextlib.contextmanager
+def place_of_run(
+    source: Any, out: str | os.PathLike[str] | None
+) -> Iterator[tuple[str | os.PathLike[str], Callable[[Run], None]]]:
+    """Yield where a run goes by default, and what is to be called with it when it is finished.
+
+    Data in memory has a temporary folder, which goes with the run, or with an error.
+    """
+    out = place_beside(source) if out is None else out
+    if out is not None:
+        yield out, lambda run: None
+        return
+    temporary = tempfile.mkdtemp(prefix="spore_dask-")
+    remove = functools.partial(shutil.rmtree, temporary, ignore_errors=True)
+    with contextlib.ExitStack() as stack:
+        stack.callback(remove)
+
+        def keep(run: Run) -> None:
+            stack.pop_all()
+            weakref.finalize(run, remove)
+
+        yield temporary, keep
 
 
 def place_beside(source: Any, suffix: str = ".spore") -> str | None:

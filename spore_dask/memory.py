@@ -56,6 +56,8 @@ PREDICTED_NBYTES = 12
 LEAST_CACHE_NBYTES = 8 << 20
 FETCH_NBYTES = 32 << 20
 """What the coordinator takes to find out which rows to read next."""
+CLUSTERING_NBYTES = 100
+"""What clustering in memory takes for each point, beside its row and the point itself."""
 CLUSTER_NBYTES = 40
 """What it holds for each cluster that stays."""
 
@@ -324,6 +326,16 @@ def predict_nbytes(fitted: Shape, new: Shape, n_clusters: int) -> int:
 def scatter_nbytes(new: Shape) -> int:
     """Return the projected peak of the process that puts predictions in the order of rows."""
     return INTERPRETER_NBYTES + PREDICTED_NBYTES * new.n_points + 24 * new.most_points
+
+
+def trial_nbytes(shape: Shape) -> int:
+    """Return the projected peak of a process that clusters a whole graph in memory.
+
+    The rows, the points, once more as they are read and where densities tie, and what clustering
+    takes for each point.
+    """
+    point = shape.row_nbytes + 3 * shape.point_nbytes + CLUSTERING_NBYTES
+    return INTERPRETER_NBYTES + shape.n_points * point + shape.partition_nbytes
 
 
 def driver_nbytes(data: InputShape, shape: Shape) -> int:

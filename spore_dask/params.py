@@ -55,7 +55,8 @@ def _is_real(value: Any) -> bool:
         return False
 
 
-def _count(at_least: int = 1, optional: bool = True) -> Range:
+def count(at_least: int = 1, optional: bool = True) -> Range:
+    """Allow whole numbers from one on."""
     text = f"a whole number in [{at_least}, 2**63)"
     return Range(text, lambda v: _is_count(v, at_least), int, optional)
 
@@ -87,21 +88,21 @@ RANGES = {
     "min_cluster_size": Range(
         "an exponent in [0, 1) or a whole number in [1, 2**63)", _is_cluster_size, _cluster_size
     ),
-    "density_neighbors": _count(),
-    "expansion_neighbors": _count(),
-    "reassignment_neighbors": _count(),
-    "max_connectivity": _count(),
-    "min_connectivity": _count(optional=False),
+    "density_neighbors": count(),
+    "expansion_neighbors": count(),
+    "reassignment_neighbors": count(),
+    "max_connectivity": count(),
+    "min_connectivity": count(optional=False),
     "retention_rate": _interval(0, 1, optional=True),
-    "min_retained": _count(optional=False),
+    "min_retained": count(optional=False),
     "z_percentile": _interval(0, 100, optional=False),
     "z": _NUMBER,
     "max_z_percentile": _interval(0, 100, optional=False),
     "max_z": _NUMBER,
-    "max_scr_rounds": _count(at_least=0, optional=False),
+    "max_scr_rounds": count(at_least=0, optional=False),
     "seeding_order": one_of("density", "random", "none"),
     "post_reassignment_policy": one_of("noise", "none"),
-    "seed": _count(at_least=0, optional=False),
+    "seed": count(at_least=0, optional=False),
 }
 
 

@@ -23,6 +23,7 @@ import math
 import os
 import uuid
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import fsspec
@@ -418,15 +419,24 @@ def open_source(url: str, component: str | None = None) -> Source:
     url = address(url)
     _find_files(url)
     place = f"{url.rstrip('/')}/{component}" if component else url.rstrip("/")
+    hint = ", or a group's path and component='name'"
+    return describe(_open(place, lambda: hint + _arrays_in(url)), place)
+
+
+def open_column(url: str) -> zarr.Array[Any]:
+    """Open an array of one number a row by its address."""
+    return _open(address(url), lambda: "")
+
+
+def _open(place: str, hint: Callable[[], str]) -> zarr.Array[Any]:
+    """Open an array, or say that there is none."""
     try:
-        array = zarr.open_array(place, mode="r")
+        return zarr.open_array(place, mode="r")
     except (FileNotFoundError, KeyError, ValueError, zarr.errors.BaseZarrError) as error:
-        hint = _arrays_in(url)
         raise InputError(
             f"There is no Zarr array at {place!r} ({type(error).__name__}): give the path of an "
-            f"array, or a group's path and component='name'{hint}."
+            f"array{hint()}."
         ) from None
-    return describe(array, place)
 
 
 def open_zarr(url: str) -> zarr.Array[Any]:

@@ -76,6 +76,10 @@ def environment(item):
     return os.getpid(), {name: os.environ[name] for name in names}, numba.get_num_threads()
 
 
+def leave_name(folder):
+    (folder / str(os.getpid())).touch()
+
+
 def leave_mark(folder, item):
     """Leave one more byte for each time that an item is tried; return how many there are."""
     with (folder / f"tried-{item}").open("ab") as file:
@@ -525,3 +529,10 @@ def test_home_that_cannot_be_written(tmp_path, monkeypatch):
         [(_, variables, _)] = engine.run("look", environment, [0], needs_nbytes=1)
     assert "numba-" in variables["NUMBA_CACHE_DIR"]
     assert not Path(variables["NUMBA_CACHE_DIR"]).exists()
+
+
+def test_everywhere_is_here_and_on_every_worker(local, tmp_path):
+    local.everywhere(functools.partial(leave_name, tmp_path))
+    names = {path.name for path in tmp_path.iterdir()}
+    assert len(names) == 3
+    assert str(os.getpid()) in names

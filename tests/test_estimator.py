@@ -184,7 +184,8 @@ def test_sources_and_options_of_fit(tmp_path):
 
 
 def test_every_option_of_fit_is_one_of_the_estimator():
-    options = set(inspect.signature(spore_dask.fit).parameters) - {"source", "params"}
+    options = set(inspect.signature(spore_dask.fit).parameters)
+    options -= {"source", "params", "n_trials", "given"}
     assert options <= set(SPORE().get_params())
 
 

@@ -8,8 +8,8 @@ import spore_dask
 PACKAGE = Path(spore_dask.__file__).parent
 LAYERS = [
     {"errors"},
-    {"params", "datasets", "threads", "memory", "recall", "caches"},
-    {"progress", "kernels"},
+    {"params", "datasets", "threads", "memory", "recall", "choosing", "caches"},
+    {"progress", "kernels", "spaces", "judging"},
     {"coordinates", "exact", "partitions", "percentiles", "probing", "clusters"},
     {"store", "engine", "pilot", "approximate"},
     {"tasks", "points", "shards", "orders", "pages", "checkpoints", "formats"},
@@ -20,11 +20,24 @@ LAYERS = [
     {"graph"},
     {"jobs"},
     {"fitting", "predicting"},
+    {"trials", "tunings"},
+    {"tuning"},
+    {"api"},
     {"estimator", "estimates", "exporting", "reporting"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-PURE = ["errors", "params", "memory", "kernels", "exact", "partitions", "percentiles", "pilot"]
+PURE = [
+    "errors",
+    "params",
+    "memory",
+    "kernels",
+    "exact",
+    "partitions",
+    "percentiles",
+    "pilot",
+    "spaces",
+]
 
 
 def modules():

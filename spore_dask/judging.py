@@ -1,0 +1,93 @@
+"""Which of the trials of a tune to keep, and how the choice went.
+
+Pure arithmetic on the labels of a sample of rows. Memory: that of `choosing`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spore_dask.choosing import agreement, choose
+
+MOST_NOISE = 0.5
+CURVE_ROWS = 1000
+"""Rows on which earlier choices are repeated."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+    """What is thought of each trial."""
+
+    best: int
+    degenerate: bool
+    """Whether no trial has two clusters and at most half noise, and no labels tell the best."""
+    agreement: list[float | None]
+    """The score of each trial without labels; None where it has none."""
+    ari: list[float | None]
+    """The adjusted Rand index against the labels; None without them."""
+    curve: list[dict[str, Any]]
+    """What would have been chosen after each trial."""
+
+
+def judge(
+    labels: NDArray[np.int32], facts: list[dict[str, Any]], truth: NDArray[np.int64] | None
+) -> Judgement:
+    """Choose one of the trials.
+
+    Parameters
+    ----------
+    labels : (n_trials, n_rows)
+        What each trial gave the rows that are compared.
+    facts : list of dict
+        `n_clusters`, `noise` (share of all rows) and `seconds` of each trial.
+    truth : (n_rows,), optional
+        The true labels of these rows.
+    """
+    usable = [_is_usable(fact) for fact in facts]
+    choice = choose(labels)
+    found = [_plain(score) for score in choice.scores]
+    path: list[tuple[int, float | None]]
+    if truth is not None:
+        aris = [float(agreement(np.stack([truth, row]))[0, 1]) for row in labels]
+        best, path = int(np.argmax(aris)), _path_of_best(aris)
+    else:
+        aris = []
+        best = choice.best if any(usable) else int(np.argmin([fact["noise"] for fact in facts]))
+        path = [*_path_of_choices(labels), (best, found[best])]
+    seconds = itertools.accumulate(float(fact["seconds"]) for fact in facts)
+    curve = [
+        {"n_trials": number + 1, "best": chosen, "score": score, "seconds": spent}
+        for number, ((chosen, score), spent) in enumerate(zip(path, seconds, strict=True))
+    ]
+    degenerate = truth is None and not any(usable)
+    return Judgement(best, degenerate, found, [*aris] or [None] * len(facts), curve)
+
+
+def _is_usable(fact: dict[str, Any]) -> bool:
+    return bool(fact["n_clusters"] >= 2 and fact["noise"] <= MOST_NOISE)
+
+
+def _plain(score: float) -> float | None:
+    return float(score) if np.isfinite(score) else None
+
+
+def _path_of_best(scores: list[float]) -> list[tuple[int, float | None]]:
+    """Return after each trial the one with the highest score so far, and its score."""
+    path: list[tuple[int, float | None]] = []
+    best = 0
+    for number, score in enumerate(scores):
+        best = number if score > scores[best] else best
+        path.append((best, scores[best]))
+    return path
+
+
+def _path_of_choices(labels: NDArray[np.int32]) -> list[tuple[int, float | None]]:
+    """Return what is chosen without labels after each trial but the last, and its score."""
+    some = labels[:, :: -(-labels.shape[1] // CURVE_ROWS)]
+    choices = [choose(some[:n_trials]) for n_trials in range(1, len(labels))]
+    return [(choice.best, _plain(choice.scores[choice.best])) for choice in choices]

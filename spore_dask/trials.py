@@ -1,0 +1,193 @@
+"""Trials: the same graph clustered with many configurations, each by one task in one process.
+
+A task has the whole graph in memory where its process has room for that, and else goes through the
+stages of a fit, out of core, in a folder of its own that it removes. Both give the same labels.
+Reads the points and the graph; writes for each trial the labels of the rows that are compared.
+Memory: rows of K + 1 entries, the points, and 100 bytes a point; or that of a coordinator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spore_dask import memory
+from spore_dask.clustering import cluster_rows
+from spore_dask.clusters import NOISE
+from spore_dask.engine import Engine
+from spore_dask.fitting import Fit
+from spore_dask.graph import Graph
+from spore_dask.jobs import Job
+from spore_dask.params import Params
+from spore_dask.plan import FitPlan
+from spore_dask.points import CACHE
+from spore_dask.shards import Entries, GraphRows
+from spore_dask.store import Folder
+from spore_dask.tasks import Receipt, Work, run_work
+
+PLACES = "places"
+LABELS = "labels"
+BLOCK_NBYTES = 1 << 20
+
+_held: dict[tuple[int, str], NDArray[np.uint8]] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialSpec:
+    """What trials are asked for."""
+
+    folder: Folder
+    """Has `places`, the points whose labels are compared; gets `labels/`, one array a trial."""
+    job: Job
+    """What all trials share; its data is where every process can open it."""
+    graph: Graph
+    """Has enough neighbours in every row for each trial."""
+    trials: tuple[Params, ...]
+    plan: FitPlan
+
+    @property
+    def fits_in_memory(self) -> bool:
+        """Whether a process has room for the whole graph."""
+        return memory.trial_nbytes(self.graph.shape) <= self.plan.memory_limit
+
+    @property
+    def needs_nbytes(self) -> int:
+        """Projected peak of a process that runs one of the trials."""
+        if self.fits_in_memory:
+            return memory.trial_nbytes(self.graph.shape)
+        stages = self.plan.memory()
+        return max(stages[name] for name in ("density", "expand", "fragments"))
+
+
+def run_trials(engine: Engine, spec: TrialSpec, rows: NDArray[np.int64]) -> list[Receipt]:
+    """Run the trials that were not run before; return what is to be known of each.
+
+    `rows` are the input rows whose labels are compared, ascending.
+    """
+    if not spec.folder.exists(f"{PLACES}.npy"):
+        spec.folder.write_array(PLACES, find_points(spec.graph.graph_rows, rows))
+    numbers = range(len(spec.trials))
+    work = Work("trials", functools.partial(_try, spec), numbers, spec.needs_nbytes)
+    try:
+        return run_work(engine, spec.folder, work)
+    finally:
+        engine.everywhere(let_go)
+
+
+def read_labels(folder: Folder, n_trials: int) -> NDArray[np.int32]:
+    """Return the labels that each trial gave the rows that are compared: (n_trials, rows)."""
+    labels = folder.child(LABELS)
+    return np.stack([labels.read_array(str(number)) for number in range(n_trials)])
+
+
+def find_points(graph: GraphRows, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the point that each of some ascending input rows has become."""
+    found = np.empty(len(rows), np.int64)
+    row_of_point = graph.array("rows")
+    for shard in range(graph.n_shards):
+        first, last = graph.span(shard)
+        here = row_of_point.read(first, last)
+        places = np.minimum(np.searchsorted(rows, here), len(rows) - 1)
+        wanted = np.flatnonzero(rows[places] == here)
+        found[places[wanted]] = first + wanted
+    return found
+
+
+def _try(spec: TrialSpec, number: int) -> Receipt:
+    """Run one trial, and write the labels that are compared."""
+    started = time.perf_counter()
+    places = spec.folder.read_array(PLACES)
+    cluster = _cluster_in_memory if spec.fits_in_memory else _cluster_out_of_core
+    labels, n_clusters, noise = cluster(spec, number, places)
+    spec.folder.child(LABELS).write_array(str(number), labels.astype(np.int32))
+    seconds = time.perf_counter() - started
+    return {"n_clusters": n_clusters, "noise": noise, "seconds": seconds}
+
+
+def _cluster_in_memory(
+    spec: TrialSpec, number: int, places: NDArray[np.int64]
+) -> tuple[NDArray[Any], int, float]:
+    """Cluster the graph as a whole; return the labels at places, clusters and share of noise."""
+    graph, params = spec.graph, spec.trials[number].resolve(spec.graph.n_points)
+    CACHE.budget_nbytes = 0
+    _load_kernels(*(graph.graph_rows.array(name).dtype for name in Entries._fields))
+    points = graph.points.coordinates(0, graph.n_points)
+    rows = graph.graph_rows.array("rows").read(0, graph.n_points)
+    entries = _read_entries(graph.graph_rows, params.k)
+    found = cluster_rows(*entries, points, params, rows=rows)
+    return found.labels[places], len(found.clusters), float((found.labels == NOISE).mean())
+
+
+@functools.cache
+def _load_kernels(number_dtype: np.dtype[Any], dtype: np.dtype[Any]) -> None:
+    """Load what clustering needs, by doing it: compiling takes memory, which is still free now."""
+    neighbors = np.array([[0, 1, 2], [1, 0, 2], [2, 1, 3], [3, 2, 1]], number_dtype)
+    points = np.arange(4, dtype=dtype)[:, None]
+    params = Params(expansion_neighbors=1, min_cluster_size=2).resolve(4)
+    cluster_rows(neighbors, np.abs(points[neighbors, 0] - points), points, params)
+
+
+def _read_entries(graph: GraphRows, k: int) -> Entries:
+    """Read the first k + 1 entries of all rows, into memory that the next trial overwrites."""
+    arrays = []
+    for name in Entries._fields:
+        array = graph.array(name)
+        largest_nbytes = graph.n_points * array.row_nbytes
+        target = _room(name, (graph.n_points, k + 1), array.dtype, largest_nbytes)
+        step = max(1, BLOCK_NBYTES // array.row_nbytes)
+        block = np.empty((step, *array.row_shape), array.dtype)
+        for first in range(0, graph.n_points, step):
+            ends = np.array([first]), np.array([min(first + step, graph.n_points)])
+            target[first : first + step] = array.read_ranges(*ends, block)[:, : k + 1]
+        arrays.append(target)
+    return Entries(*arrays)
+
+
+def _room(
+    name: str, shape: tuple[int, int], dtype: np.dtype[Any], largest_nbytes: int
+) -> NDArray[Any]:
+    """Return an array in memory that this thread holds between trials.
+
+    To get as much from the system again costs more than to fill it.
+    """
+    key, wanted = (threading.get_ident(), name), shape[0] * shape[1] * dtype.itemsize
+    if key not in _held or _held[key].nbytes != largest_nbytes:
+        _held[key] = np.empty(largest_nbytes, np.uint8)
+    array: NDArray[Any] = _held[key][:wanted].view(dtype).reshape(shape)
+    return array
+
+
+def let_go() -> None:
+    """Give back what this process holds between trials."""
+    _held.clear()
+    CACHE.clear()
+
+
+def _cluster_out_of_core(
+    spec: TrialSpec, number: int, places: NDArray[np.int64]
+) -> tuple[NDArray[Any], int, float]:
+    """Cluster the graph stage by stage, in this process; return the same."""
+    folder, graph = spec.folder.child(f"trial-{number}"), spec.graph
+    extent = graph.points.extent()
+    if extent <= 0:
+        return np.zeros(len(places), np.int32), 1, 0.0
+    job = dataclasses.replace(spec.job, folder=folder, params=spec.trials[number], graph=graph)
+    engine = Engine(memory_limit=spec.plan.memory_limit)
+    _, settled = Fit(engine, job, spec.plan, resume=True).settle(graph, extent)
+    array = settled.open_rows("labels")
+    labels, n_noise = np.empty(len(places), array.dtype), 0
+    for first in range(0, graph.n_points, array.chunk_rows):
+        last = min(first + array.chunk_rows, graph.n_points)
+        part = array.read(first, last)
+        here = np.flatnonzero((places >= first) & (places < last))
+        labels[here] = part[places[here] - first]
+        n_noise += int((part == NOISE).sum())
+    n_clusters = len(settled.read_array("clusters"))
+    folder.remove()
+    return labels, n_clusters, n_noise / graph.n_points

@@ -1,0 +1,298 @@
+"""`tune`: one graph, many configurations, and the one to keep.
+
+Reads a source, or an earlier graph; writes a run's folder as `fit` does, and in it `tuning-ID`: the
+receipts of the trials, the labels that each gave a sample of rows, and what was chosen. A trial is
+one task (see `trials`). Memory of this process: that of a fit of the best configuration; before it,
+12 bytes for each trial and row of the sample.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spore_dask.engine import Engine
+from spore_dask.errors import ParameterError
+from spore_dask.fitting import Fit, opened
+from spore_dask.graph import FORMAT, Graph
+from spore_dask.inputs import Input, check_unchanged, labels_of_rows
+from spore_dask.jobs import Job, find_job, place_of_run
+from spore_dask.judging import Judgement, judge
+from spore_dask.params import Params, count
+from spore_dask.plan import FitPlan
+from spore_dask.runs import RESULT, SUMMARY, Run, remove_stage
+from spore_dask.spaces import draw_trials, find_space
+from spore_dask.store import Folder, hash_of
+from spore_dask.trials import TrialSpec, read_labels, run_trials
+from spore_dask.tunings import POINTER, Tuning
+
+N_TRIALS, SAMPLE = count(optional=False), count(at_least=2, optional=False)
+LEAST_TRIALS = 3
+"""Trials without labels: each is compared with the others, and two agree with each other alike."""
+
+
+def tune(
+    source: Any,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    y: Any = None,
+    n_trials: int = 30,
+    space: Mapping[str, Any] | None = None,
+    sample: int = 20_000,
+    graph: Graph | Run | str | os.PathLike[str] | None = None,
+    resume: bool = True,
+    component: str | None = None,
+    knn: str = "auto",
+    knn_index: str | None = None,
+    recall_target: float = 0.97,
+    n_partitions: int | None = None,
+    metric: str = "euclidean",
+    scale: str | None = None,
+    memory_limit: int | str | None = None,
+    cache_limit: int | str | None = None,
+    client: Any = None,
+    n_workers: int | None = None,
+    seed: int = 42,
+    progress: Any = None,
+    keep: str = "predict",
+    **params: Any,
+) -> Tuning:
+    """Choose parameters: cluster one graph with many configurations, and keep the best.
+
+    With labels `y` the best is the one with the highest adjusted Rand index (ARI). Without, it is
+    the one that the others agree with most, among those with at least two clusters and at most half
+    noise; if there is none, the one with the least noise.
+
+    Parameters
+    ----------
+    source, out
+        As in `fit`.
+    y : array (N,) or path or URL of a Zarr array, optional
+        True labels of the rows of the source, numbers or texts.
+    n_trials : int
+        Configurations, the default one first; at least 3 without `y`.
+    space : dict, optional
+        What to draw parameters from: for each name a list of values, or a distribution of
+        scipy.stats. Default: the paper's space. The draws are those of scikit-learn's
+        `ParameterSampler`.
+    sample : int
+        Rows on which results are compared; all rows where there are fewer.
+    graph : Graph, Run or path, optional
+        An earlier graph of the same source with enough neighbours in every row for all trials.
+        Default: one is built, once.
+    seed : int
+        Seed of the draws, of the sample of rows, and of all that `fit` draws.
+    resume, component, knn, knn_index, recall_target, n_partitions, metric, scale, memory_limit, \
+cache_limit, client, n_workers, progress, keep
+        As in `fit`.
+    **params
+        Fields of `Params`, which stay the same in all trials.
+
+    Returns
+    -------
+    Tuning
+    """
+    N_TRIALS.check("n_trials", n_trials)
+    SAMPLE.check("sample", sample)
+    with place_of_run(source, out) as (place, keep_place):
+        job = find_job(
+            source,
+            place,
+            graph=graph,
+            component=component,
+            knn=knn,
+            knn_index=knn_index,
+            recall_target=recall_target,
+            n_partitions=n_partitions,
+            metric=metric,
+            scale=scale,
+            seed=seed,
+            keep=keep,
+            cache_limit=cache_limit,
+            **params,
+        )
+        fixed = {name: value for name, value in params.items() if value is not None}
+        search = find_search(job, fixed, space, int(n_trials), int(sample), y)
+        found = search.finished() if resume else None
+        if found is None:
+            with opened(
+                job.folder,
+                search.folder.name,
+                search.job.plan,
+                memory_limit=memory_limit,
+                client=client,
+                n_workers=n_workers,
+                progress=progress,
+            ) as opening:
+                found = search.run(*opening, resume)
+        keep_place(found.run)
+    if found.summary["degenerate"]:
+        warnings.warn(
+            f"None of the {len(found.trials)} trials has two clusters and at most half noise: the "
+            "one with the least noise was kept; give another space, or check the data's scale.",
+            stacklevel=2,
+        )
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class TuneJob(Job):
+    """What a tune is asked for: a fit for each trial, all of one graph with whole rows."""
+
+    trials: tuple[Params, ...] = ()
+
+    @functools.cached_property
+    def longest_k(self) -> int:
+        """Neighbours that the trial that needs most of them needs."""
+        return max(params.resolve(self.data.source.shape[0]).k for params in self.trials)
+
+    @property
+    def head_k(self) -> int:
+        """Neighbours of every point: any may be a fragment in some trial."""
+        return self.longest_k
+
+
+def find_search(
+    job: Job,
+    fixed: dict[str, Any],
+    space: Mapping[str, Any] | None,
+    n_trials: int,
+    sample: int,
+    y: Any,
+) -> Search:
+    """Return what the arguments of `tune` ask for, or raise a sentence."""
+    n_points = job.data.source.shape[0]
+    if y is None and n_trials < LEAST_TRIALS:
+        raise ParameterError(
+            f"n_trials is {n_trials}, but without labels y a trial is compared with the others: "
+            f"ask for at least {LEAST_TRIALS}, or give y."
+        )
+    found = find_space(space, n_points, fixed)
+    trials = draw_trials(found, n_trials, job.params.seed, fixed)
+    if y is None and len(trials) < LEAST_TRIALS:
+        raise ParameterError(
+            f"The space has {len(trials) - 1} configurations, but without labels y at least "
+            f"{LEAST_TRIALS - 1} are needed beside the default one: give a larger space, or y."
+        )
+    rows = np.arange(n_points)
+    if n_points > sample:
+        drawn = np.random.default_rng(job.params.seed).choice(
+            n_points, sample, False, shuffle=False
+        )
+        rows = np.sort(drawn)
+    truth = None if y is None else labels_of_rows(y, n_points, rows)
+    tune_job = TuneJob(**_shallow(job), trials=tuple(trials))
+    return Search(tune_job, tuple(sorted({*found, *fixed})), rows, truth)
+
+
+def _shallow(job: Job) -> dict[str, Any]:
+    """Return the fields of a job."""
+    return {field.name: getattr(job, field.name) for field in dataclasses.fields(Job)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """A tune that is to be made, or has been."""
+
+    job: TuneJob
+    names: tuple[str, ...]
+    """Parameters of the space, and those that are fixed."""
+    rows: NDArray[np.int64]
+    """Input rows on which results are compared."""
+    truth: NDArray[np.int64] | None
+    """Their labels, if they are known."""
+
+    @property
+    def folder(self) -> Folder:
+        """Where the trials are; those with and without labels are the same."""
+        job = self.job
+        graph = job.graph and (job.graph.path, job.graph.name)
+        asked = dataclasses.asdict(job.data.source), dataclasses.asdict(job.options), graph
+        trials = [dataclasses.asdict(params) for params in job.trials]
+        return job.folder.child("tuning-" + hash_of(FORMAT, *asked, trials, len(self.rows)))
+
+    @property
+    def document(self) -> str:
+        """Name of what says which trial was chosen."""
+        return (
+            "chosen.json" if self.truth is None else f"chosen-{hash_of(self.truth.tolist())}.json"
+        )
+
+    def finished(self) -> Tuning | None:
+        """Return the result if it is complete; refuse it if the source has changed since."""
+        check_unchanged(self.job.folder, self.job.data.source)
+        known = self.folder.read_json(self.document)
+        if known is None or not self.job.folder.exists(f"{RESULT}{known['run']}/{SUMMARY}"):
+            return None
+        return self._tuning()
+
+    def _forget(self) -> None:
+        """Remove what the same call has left."""
+        known = self.folder.read_json(self.document)
+        if known is not None:
+            result = self.job.folder.child(RESULT + known["run"])
+            result.remove(SUMMARY)
+            remove_stage(result)
+        self.folder.remove()
+
+    def _tuning(self) -> Tuning:
+        pointer = {"name": self.folder.name, "document": self.document}
+        self.job.folder.write_json(POINTER, pointer)
+        return Tuning(self.job.folder.url, **pointer)
+
+    def run(self, engine: Engine, plan: FitPlan, resume: bool) -> Tuning:
+        """Build the graph, run the trials, choose, and fit with what was chosen."""
+        builder = Fit(engine, self.job, plan, resume)
+        job = dataclasses.replace(self.job, data=builder.job.data)
+        search = dataclasses.replace(self, job=job)
+        return search._run(builder, resume)
+
+    def _run(self, builder: Fit, resume: bool) -> Tuning:
+        """Do the same, with the identity of the data known."""
+        with self.job.data.removed_when_done():
+            finished = self.finished() if resume else None
+            if finished is not None:
+                return finished
+            if not resume:
+                self._forget()
+            graph = builder.graph()
+        data = Input(self.job.data.source)
+        plan = dataclasses.replace(builder.plan, data=data, known=graph.shape)
+        job = Job(**_shallow(self.job) | {"data": data, "graph": graph})
+        spec = TrialSpec(self.folder, job, graph, self.job.trials, plan)
+        facts = run_trials(builder.engine, spec, self.rows)
+        judgement = judge(read_labels(self.folder, len(facts)), facts, self.truth)
+        job = dataclasses.replace(job, params=self.job.trials[judgement.best])
+        self._write(job, judgement, facts)
+        final = Fit(builder.engine, job, plan, resume)
+        final.stages |= builder.stages
+        final.run()
+        return self._tuning()
+
+    def _write(self, job: Job, judgement: Judgement, facts: list[dict[str, Any]]) -> None:
+        """Write what was chosen, before the fit with it: that may remove the graph."""
+        trials = [
+            fact | {"agreement": agreement, "ari": ari}
+            for fact, agreement, ari in zip(facts, judgement.agreement, judgement.ari, strict=True)
+        ]
+        summary = {
+            "n_points": job.resolved.n_points,
+            "n_sampled": len(self.rows),
+            "y": self.truth is not None,
+            "best": judgement.best,
+            "degenerate": judgement.degenerate,
+            "params": [
+                {name: getattr(params, name) for name in self.names} for params in self.job.trials
+            ],
+            "trials": trials,
+            "curve": judgement.curve,
+            "run": job.id,
+        }
+        self.folder.write_json(self.document, summary)
