@@ -16,7 +16,7 @@ import math
 import platform
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 import spore_dask
 from spore_dask.clustering import cluster_rows
 from spore_dask.clusters import Thresholds, smallest_final_size, thresholds_of
-from spore_dask.engine import Engine, open_engine
+from spore_dask.engine import Engine
 from spore_dask.errors import InputError, ParameterError
 from spore_dask.graph import (
     FORMAT,
@@ -41,9 +41,8 @@ from spore_dask.jobs import Job
 from spore_dask.orders import Order
 from spore_dask.params import ResolvedParams
 from spore_dask.pilot import CELLS, EXACT
-from spore_dask.plan import FitPlan, Plan
+from spore_dask.plan import FitPlan
 from spore_dask.points import CACHE
-from spore_dask.progress import as_consumer
 from spore_dask.runs import (
     POINTER,
     SUMMARY,
@@ -68,7 +67,6 @@ from spore_dask.stages.scan import Scan
 from spore_dask.stages.seeds import order_seeds
 from spore_dask.store import Folder, hash_of
 from spore_dask.tasks import MARKER, Receipt, Work, is_done, run_work
-from spore_dask.tracking import Tracker
 
 MOST_FRAGMENTS = 1 / 3
 """Share of fragments from which on all rows are searched with K neighbours at once."""
@@ -77,38 +75,6 @@ LIBRARIES = ("numpy", "numba", "scipy", "scikit-learn", "pynndescent", "dask", "
 PILOT_POINTS = 1 << 13
 PILOT_NBYTES = 64 << 20
 """Points that are clustered to tell the share of fragments, and bytes of their rows."""
-
-
-PlanType = TypeVar("PlanType", bound=Plan)
-
-
-@contextlib.contextmanager
-def opened(
-    folder: Folder,
-    name: str,
-    make: Callable[[Any, int | None], PlanType],
-    *,
-    memory_limit: Any,
-    client: Any,
-    n_workers: int | None,
-    progress: Any,
-) -> Iterator[tuple[Engine, PlanType]]:
-    """Make a plan for a memory limit and a number of workers, and open an engine to follow it.
-
-    What happens is told to `progress`, and kept in the folder under a name.
-    """
-    tracker = Tracker(folder, name, as_consumer(progress))
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(tracker)
-        if client is not None:  # its workers say what memory there is
-            engine = stack.enter_context(open_engine(client, n_workers, None, tracker))
-            memory_limit = memory_limit or engine.memory_limit
-        plan = make(memory_limit, n_workers)
-        if client is None:
-            limit = plan.memory_limit
-            engine = stack.enter_context(open_engine(None, n_workers, limit, tracker))
-        stack.callback(CACHE.clear)
-        yield engine, plan
 
 
 class Fit:

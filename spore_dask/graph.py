@@ -7,7 +7,6 @@ writes beside. Memory of this process: the sample; of each worker: see `memory`.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -17,14 +16,14 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from spore_dask.engine import Engine, open_engine
+from spore_dask.engine import Engine
 from spore_dask.errors import InputError
 from spore_dask.inputs import find_input, remembered
 from spore_dask.memory import Shape
+from spore_dask.opening import opened
 from spore_dask.pilot import CELLS, EXACT, PRODUCTS, PYNNDESCENT, choose_search, compared_by_cells
 from spore_dask.plan import FEW_COLUMNS, Options, Plan, make_plan
-from spore_dask.points import BOXES, CACHE, MEANS, Points
-from spore_dask.progress import as_consumer
+from spore_dask.points import BOXES, MEANS, Points
 from spore_dask.recall import CERTIFIED, Recall
 from spore_dask.shards import GraphRows
 from spore_dask.stages.approximate import ApproximateSpec, search_approximately
@@ -33,7 +32,6 @@ from spore_dask.stages.partition import PartitionSpec, partition
 from spore_dask.stages.scan import Scan, ScanSpec, scan
 from spore_dask.store import Folder, address, hash_of
 from spore_dask.tasks import MARKER, Work, is_done, run_work
-from spore_dask.tracking import Tracker
 
 FORMAT = 3
 """Version of what is written; another one is another run."""
@@ -253,18 +251,20 @@ def build_with(
     """Build a graph like `build_graph`, with any options."""
     folder = Folder(address(out))
     data = find_input(source, component, folder)
-    tracker = Tracker(folder, "graph", as_consumer(progress))
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(tracker)
-        if client is not None:  # its workers say what memory there is
-            engine = stack.enter_context(open_engine(client, n_workers, None, tracker))
-            memory_limit = memory_limit or engine.memory_limit
-        plan = make_plan(data, folder, options, memory_limit, n_workers, Plan)
-        if client is None:
-            limit = plan.memory_limit
-            engine = stack.enter_context(open_engine(None, n_workers, limit, tracker))
-        stack.callback(CACHE.clear)
-        return Graph(folder.url, _build(engine, folder, plan))
+
+    def plan(memory_limit: Any, n_workers: int | None) -> Plan:
+        return make_plan(data, folder, options, memory_limit, n_workers, Plan)
+
+    with opened(
+        folder,
+        "graph",
+        plan,
+        memory_limit=memory_limit,
+        client=client,
+        n_workers=n_workers,
+        progress=progress,
+    ) as (engine, made):
+        return Graph(folder.url, _build(engine, folder, made))
 
 
 def _build(engine: Engine, folder: Folder, plan: Plan) -> str:

@@ -131,24 +131,24 @@ def find_job(
 
 @contextlib.contextmanager
 def place_of_run(
-    source: Any, out: str | os.PathLike[str] | None
-) -> Iterator[tuple[str | os.PathLike[str], Callable[[Run], None]]]:
-    """Yield where a run goes by default, and what is to be called with it when it is finished.
+    source: Any, out: str | os.PathLike[str] | None, suffix: str = ".spore"
+) -> Iterator[tuple[str | os.PathLike[str], Callable[[Any], None]]]:
+    """Yield where a result goes by default, and what is to be called with it when it is finished.
 
-    Data in memory has a temporary folder, which goes with the run, or with an error.
+    That of data in memory has a temporary folder, which goes with the result, or with an error.
     """
-    out = place_beside(source) if out is None else out
+    out = place_beside(source, suffix) if out is None else out
     if out is not None:
-        yield out, lambda run: None
+        yield out, lambda result: None
         return
     temporary = tempfile.mkdtemp(prefix="spore_dask-")
     remove = functools.partial(shutil.rmtree, temporary, ignore_errors=True)
     with contextlib.ExitStack() as stack:
         stack.callback(remove)
 
-        def keep(run: Run) -> None:
+        def keep(result: Any) -> None:
             stack.pop_all()
-            weakref.finalize(run, remove)
+            weakref.finalize(result, remove)
 
         yield temporary, keep
 

@@ -9,12 +9,8 @@ see `memory`.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-import shutil
-import tempfile
-import weakref
 from typing import Any
 
 import numpy as np
@@ -22,16 +18,16 @@ import zarr
 
 from spore_dask import memory
 from spore_dask.coordinates import Learned, Transform
-from spore_dask.engine import Engine, open_engine
+from spore_dask.engine import Engine
 from spore_dask.errors import InputError
 from spore_dask.graph import FORMAT, Graph
 from spore_dask.inputs import Input, find_input
-from spore_dask.jobs import place_beside
+from spore_dask.jobs import place_of_run
 from spore_dask.memory import Shape
+from spore_dask.opening import opened
 from spore_dask.pilot import EXACT
 from spore_dask.plan import PredictPlan, as_memory_limit, disk_free
-from spore_dask.points import BOXES, CACHE, MEANS, Points
-from spore_dask.progress import as_consumer
+from spore_dask.points import BOXES, MEANS, Points
 from spore_dask.runs import Run, as_run
 from spore_dask.stages.partition import PartitionSpec, partition
 from spore_dask.stages.predict import Electorate, PredictSpec, predict_points, publish
@@ -136,20 +132,25 @@ def predict(
         Label and confidence of each row. The confidence is the label's share of the votes, and 1
         for copies of fitted points; where nobody votes the label is -1 and the confidence 0.
     """
-    with contextlib.ExitStack() as stack:
-        fitted = Fitted.of(as_run(run))
-        out = place_beside(source, SUFFIX) if out is None else out
-        temporary = tempfile.mkdtemp(prefix="spore_dask-") if out is None else None
-        if temporary is not None:
-            stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-        folder = Folder(address(temporary or out or ""))
+    fitted = Fitted.of(as_run(run))
+    with place_of_run(source, out, SUFFIX) as (place, keep_place):
+        folder = Folder(address(place))
         data = find_input(source, component, folder, least_rows=1)
         fitted.check(data)
         task = Task(fitted, folder, data)
-        found = task.finished() or _run(task, memory_limit, client, n_workers, progress)
-        if temporary is not None:
-            stack.pop_all()
-            weakref.finalize(found, shutil.rmtree, temporary, ignore_errors=True)
+        found = task.finished()
+        if found is None:
+            with opened(
+                folder,
+                task.result.name,
+                task.plan,
+                memory_limit=memory_limit,
+                client=client,
+                n_workers=n_workers,
+                progress=progress,
+            ) as (engine, plan):
+                found = _run(engine, task, plan)
+        keep_place(found)
         return found
 
 
@@ -265,29 +266,15 @@ class Task:
         return plan
 
 
-def _run(
-    task: Task, memory_limit: Any, client: Any, n_workers: int | None, progress: Any
-) -> Prediction:
-    """Open an engine, and do the task; bad data leaves nothing behind."""
-    consumer, was_there = as_consumer(progress), task.folder.exists()
-    with contextlib.ExitStack() as stack:
-        if client is not None:  # its workers say what memory there is
-            engine = stack.enter_context(open_engine(client, n_workers, None, consumer))
-            memory_limit = memory_limit or engine.memory_limit
-        plan = task.plan(memory_limit, n_workers)
-        if client is None:
-            limit = plan.memory_limit
-            engine = stack.enter_context(open_engine(None, n_workers, limit, consumer))
-        stack.callback(CACHE.clear)
-        task = dataclasses.replace(task, data=task.data.known(engine, plan.memory()["scan"]))
-        try:
-            with task.data.removed_when_done():
-                return task.finished() or _predict(engine, task, plan)
-        except InputError:
-            task.result.remove()
-            if not was_there:
-                task.folder.remove()
-            raise
+def _run(engine: Engine, task: Task, plan: PredictPlan) -> Prediction:
+    """Do the task; bad data leaves nothing behind."""
+    task = dataclasses.replace(task, data=task.data.known(engine, plan.memory()["scan"]))
+    try:
+        with task.data.removed_when_done():
+            return task.finished() or _predict(engine, task, plan)
+    except InputError:
+        task.result.remove()
+        raise
 
 
 def _predict(engine: Engine, task: Task, plan: PredictPlan) -> Prediction:

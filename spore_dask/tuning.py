@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 
 from spore_dask.engine import Engine
 from spore_dask.errors import ParameterError
-from spore_dask.fitting import Fit, opened
+from spore_dask.fitting import Fit
 from spore_dask.graph import FORMAT, Graph
 from spore_dask.inputs import Input, check_unchanged, labels_of_rows
 from spore_dask.jobs import Job, find_job, place_of_run
 from spore_dask.judging import Judgement, judge
+from spore_dask.opening import opened
 from spore_dask.params import Params, count
 from spore_dask.plan import FitPlan
 from spore_dask.runs import RESULT, SUMMARY, Run, remove_stage

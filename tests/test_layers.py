@@ -15,7 +15,7 @@ LAYERS = [
     {"tasks", "points", "shards", "orders", "pages", "checkpoints", "formats"},
     {"searching", "runs", "importing", "tracking"},
     {"meeting"},
-    {"inputs", "stages", "search", "clustering", "voting"},
+    {"inputs", "stages", "search", "clustering", "voting", "opening"},
     {"plan"},
     {"graph"},
     {"jobs"},

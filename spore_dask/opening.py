@@ -1,0 +1,56 @@
+"""How every long call begins: a plan, workers to follow it, and a record of where it stands.
+
+Writes that record into the run's folder: see `tracking`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+from spore_dask.engine import Engine, open_engine
+from spore_dask.points import CACHE
+from spore_dask.progress import as_consumer
+from spore_dask.store import Folder
+from spore_dask.tracking import Tracker
+
+
+class HasLimit(Protocol):
+    """A plan that says what each process may use."""
+
+    @property
+    def memory_limit(self) -> int:
+        """Bytes."""
+
+
+PlanType = TypeVar("PlanType", bound=HasLimit)
+
+
+@contextlib.contextmanager
+def opened(
+    folder: Folder,
+    name: str,
+    make: Callable[[Any, int | None], PlanType],
+    *,
+    memory_limit: Any,
+    client: Any,
+    n_workers: int | None,
+    progress: Any,
+) -> Iterator[tuple[Engine, PlanType]]:
+    """Make a plan for a memory limit and a number of workers, and open an engine to follow it.
+
+    What happens is told to `progress`, and kept in the folder under a name.
+    """
+    tracker = Tracker(folder, name, as_consumer(progress))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(tracker)
+        if client is not None:  # its workers say what memory there is
+            engine = stack.enter_context(open_engine(client, n_workers, None, tracker))
+            memory_limit = memory_limit or engine.memory_limit
+        plan = make(memory_limit, n_workers)
+        if client is None:
+            limit = plan.memory_limit
+            engine = stack.enter_context(open_engine(None, n_workers, limit, tracker))
+        stack.callback(CACHE.clear)
+        yield engine, plan
