@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -289,9 +290,10 @@ print(json.dumps(found.summary))
 def memory_line(summary: dict[str, Any]) -> str:
     """Say what a prediction was projected to need, and what its processes took."""
     needs = max(summary["needs_nbytes"].values())
-    peaks = sorted(n >> 20 for n in summary["peak_nbytes"].values())
+    own = f":{os.getpid()}"  # which has the data in memory
+    peaks = [n >> 20 for name, n in summary["peak_nbytes"].items() if not name.endswith(own)]
     return (
-        f"peaks {peaks} MiB, projected {needs >> 20} MiB and a cache of "
+        f"peaks {sorted(peaks)} MiB, projected {needs >> 20} MiB and a cache of "
         f"{summary['cache_nbytes'] >> 20} MiB, limit {summary['memory_limit'] >> 20} MiB"
     )
 

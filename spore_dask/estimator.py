@@ -2,7 +2,8 @@
 
 Reads an array, leaves its results in attributes. Memory for an array in memory: the neighbour
 graph, 8 or 12 bytes for each of N * (K + 1) entries, two copies of the data, and 100 bytes a point;
-for a source on disk, or with options of `fit`: that of `fit`, and the labels.
+for a source on disk, or with options of `fit`: that of `fit`, and the labels. What stays in memory
+for predictions: the working coordinates, and from the first one on a second time in cells.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from spore_dask.exact import Block, Others, search_others
 from spore_dask.kernels import probes
 from spore_dask.kernels.cells import Cells
 from spore_dask.kernels.meets import meet_groups
-from spore_dask.kernels.nearest import BUFFER_FACTOR, SHORT, Buffers, new_buffers
+from spore_dask.kernels.nearest import BUFFER_FACTOR, SHORT, Buffers, cut_all, new_buffers
 from spore_dask.kernels.probes import Part
 from spore_dask.memory import PASS_NBYTES, QUERIES
 from spore_dask.probing import FEWEST_PROBES, Index, center_squares, full_partitions, probe_ranks
@@ -32,6 +32,8 @@ from spore_dask.threads import scratch
 
 POINTS_PER_BLOCK = 512
 """Points that meet queries in one product, where they are in no cells."""
+NEAREST_CELLS = 2
+"""Cells that queries meet before all others: what they find there rules out most of the rest."""
 FEW_CELLS = 1 << 14
 """Cells up to which a new point looks at the centres of all."""
 MOST_PROBES = 1024
@@ -157,15 +159,16 @@ def meet_by_probes(queries: NDArray[np.floating], index: Index, k: int, aim: Aim
         centres = in_blocks(0, aim.centres), np.arange(len(full), dtype=np.uint32)
         near = _numbers(meet_by_products(queries, [centres], len(full), aim.n_near))
     cells = _near_cells(queries, index, near, first_cells, aim.n_probes)
-    askers, starts = probes.group_probers(cells, int(first_cells[-1]))
     entries = _new_rows(len(queries), int(index.firsts[-1]), k, queries.dtype)
     buffers = new_buffers(len(queries), k, queries.dtype, entries.neighbors.dtype)
-    counts = np.diff(starts[first_cells])
-    for i in np.argsort(-counts, kind="stable").tolist():  # who is asked most rules out most
-        here = starts[first_cells[i] : first_cells[i + 1] + 1]
-        if counts[i]:
-            asked, p = (here[:-1], here[1:]), full[i]
-            meet_groups(queries, askers, asked, index.part(p), index.rows(p), k, buffers)
+    for some in (cells[:, :NEAREST_CELLS], cells[:, NEAREST_CELLS:]):  # to rule out most of these
+        askers, starts = probes.group_probers(np.ascontiguousarray(some), int(first_cells[-1]))
+        for i, p in enumerate(full):
+            here = starts[first_cells[i] : first_cells[i + 1] + 1]
+            if here[0] < here[-1]:
+                asked = here[:-1], here[1:]
+                meet_groups(queries, askers, asked, index.part(p), index.rows(p), k, buffers)
+        cut_all(buffers, 0, len(queries), k)
     return _fill(buffers, entries)
 
 

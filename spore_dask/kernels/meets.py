@@ -13,8 +13,15 @@ import numpy as np
 from numba import uintp
 
 from spore_dask.kernels.compiling import kernel
-from spore_dask.kernels.nearest import cut, put, squared_distance
-from spore_dask.kernels.probes import QUERIES_PER_PRODUCT, SCREENED, largest_run, multiply, offset
+from spore_dask.kernels.nearest import cut, put
+from spore_dask.kernels.probes import (
+    QUERIES_PER_PRODUCT,
+    SCREENED,
+    four_squares,
+    largest_run,
+    multiply,
+    offset,
+)
 
 
 @kernel
@@ -73,32 +80,40 @@ def _screen(products, squares, queries, askers, group, k, buffers):
     half, n_roundings = squares.dtype.type(0.5), 2 * points.shape[1] + 32
     relative = squares.dtype.type(n_roundings * np.finfo(squares.dtype).eps)
     absolute = squares.dtype.type(n_roundings * np.finfo(squares.dtype).tiny)  # of what underflows
+    chosen = np.empty(SCREENED + 3, np.int64)
     for i in range(askers.size):
         query, place = np.int64(askers[i]), i * size
         reach = np.sqrt(squares[i]) + np.sqrt(widest)
         margin = relative * reach * reach + absolute
-        least = (squares[i] - limits[query] - margin) * half
         for begin in range(0, size, SCREENED):
+            least = (squares[i] - limits[query] - margin) * half
             end = min(begin + SCREENED, size)
             n_within = 0
             for j in range(uintp(place + begin), uintp(place + end)):
                 n_within += products[j] >= least
-            for j in range(begin, end if n_within > 0 else begin):
-                if products[place + j] < least:
-                    continue
-                squared = squared_distance(queries, query, points, start + j)
-                row, point = rows[start + j], first + start + j
-                if put(
-                    near,
-                    near_rows,
-                    near_points,
-                    counts,
-                    limits,
-                    capacity,
-                    query,
-                    squared,
-                    row,
-                    point,
-                ):
-                    cut(buffers, query, k)
-                    least = (squares[i] - limits[query] - margin) * half
+            if n_within == 0:
+                continue
+            n_chosen = 0
+            for j in range(begin, end):
+                chosen[n_chosen] = start + j
+                n_chosen += products[place + j] >= least
+            for j in range(n_chosen, n_chosen + 3):
+                chosen[j] = chosen[0]
+            for j in range(0, n_chosen, 4):
+                a, b, c, d = chosen[j], chosen[j + 1], chosen[j + 2], chosen[j + 3]
+                measured = four_squares(queries, query, points, a, b, c, d)
+                for lane in range(min(4, n_chosen - j)):
+                    other = chosen[j + lane]
+                    if put(
+                        near,
+                        near_rows,
+                        near_points,
+                        counts,
+                        limits,
+                        capacity,
+                        query,
+                        measured[lane],
+                        rows[other],
+                        first + other,
+                    ):
+                        cut(buffers, query, k)

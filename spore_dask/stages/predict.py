@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from spore_dask.engine import Engine
 from spore_dask.exact import Others, blocks
@@ -131,8 +132,9 @@ def _vote(spec: PredictSpec, folder: Folder, p: int) -> Receipt:
     CACHE.budget_nbytes = spec.cache_nbytes
     first, last = spec.new.firsts[p : p + 2].tolist()
     labels, shares = np.empty(last - first, np.int32), np.empty(last - first, np.float32)
-    for which, votes in _votes(spec, folder, p):
-        labels[which], shares[which] = votes
+    with threadpool_limits(limits=1, user_api="blas"):  # products are too small for threads
+        for which, votes in _votes(spec, folder, p):
+            labels[which], shares[which] = votes
     folder.write_array(f"{p}.labels", labels)
     folder.write_array(f"{p}.shares", shares)
     return {"n_rows": last - first, "n_left": int((labels < 0).sum())}
