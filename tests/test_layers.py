@@ -15,7 +15,7 @@ LAYERS = [
     {"tasks", "points", "shards", "orders", "pages", "checkpoints"},
     {"searching", "runs"},
     {"inputs", "stages", "search", "clustering"},
-    {"plan"},
+    {"plan", "voters"},
     {"graph"},
     {"jobs"},
     {"fitting"},
@@ -24,6 +24,7 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 PURE = ["errors", "params", "memory", "kernels", "exact", "partitions", "percentiles", "pilot"]
+PURE += ["choosing"]
 
 
 def modules():
