@@ -488,3 +488,37 @@ def cluster(
     points = working_coordinates(x, scale, metric)
     neighbors, distances = neighbor_rows(points, resolve(params, len(points))["k"])
     return cluster_graph(neighbors, distances, points, **params)
+
+
+# The choice among trials
+
+
+def adjusted_rand(first: np.ndarray, second: np.ndarray) -> float:
+    """Return the adjusted Rand index, from every pair of rows."""
+    counts = Counter(
+        (bool(first[i] == first[j]), bool(second[i] == second[j]))
+        for i in range(len(first))
+        for j in range(i)
+    )
+    both, only_first = counts[True, True], counts[True, False]
+    only_second, neither = counts[False, True], counts[False, False]
+    if only_first == only_second == 0:
+        return 1.0
+    top = 2 * (both * neither - only_first * only_second)
+    return top / (
+        (both + only_first) * (only_first + neither)
+        + (both + only_second) * (only_second + neither)
+    )
+
+
+def scores(labels: np.ndarray, retention: list[float]) -> list[float]:
+    """Return the weighted mean agreement of each result with all others."""
+    found = []
+    for i, own in enumerate(labels):
+        total = weight = 0.0
+        for j, other in enumerate(labels):
+            if j != i:
+                total += (1 - retention[j]) * max(adjusted_rand(own, other), 0) ** 1.5
+                weight += 1 - retention[j]
+        found.append(total / weight if weight else 0.0)
+    return found

@@ -16,7 +16,7 @@ LAYERS = [
     {"searching", "runs", "importing", "tracking"},
     {"meeting"},
     {"inputs", "stages", "search", "clustering", "voting", "opening"},
-    {"plan"},
+    {"plan", "voters"},
     {"graph"},
     {"jobs"},
     {"fitting", "predicting"},
@@ -37,6 +37,7 @@ PURE = [
     "percentiles",
     "pilot",
     "spaces",
+    "choosing",
 ]
 
 
