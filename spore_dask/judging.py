@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spore_dask.choosing import agreement, choose
+from spore_dask.choosing import MAX_NOISE, agreement, choose
 
-MOST_NOISE = 0.5
 CURVE_ROWS = 1000
 """Rows on which earlier choices are repeated."""
 
@@ -35,7 +34,10 @@ class Judgement:
 
 
 def judge(
-    labels: NDArray[np.int32], facts: list[dict[str, Any]], truth: NDArray[np.int64] | None
+    labels: NDArray[np.int32],
+    retention: NDArray[np.float64],
+    facts: list[dict[str, Any]],
+    truth: NDArray[np.int64] | None,
 ) -> Judgement:
     """Choose one of the trials.
 
@@ -43,13 +45,15 @@ def judge(
     ----------
     labels : (n_trials, n_rows)
         What each trial gave the rows that are compared.
+    retention : (n_trials,)
+        Retention rate of each trial.
     facts : list of dict
         `n_clusters`, `noise` (share of all rows) and `seconds` of each trial.
     truth : (n_rows,), optional
         The true labels of these rows.
     """
     usable = [_is_usable(fact) for fact in facts]
-    choice = choose(labels)
+    choice = choose(labels, retention)
     found = [_plain(score) for score in choice.scores]
     path: list[tuple[int, float | None]]
     if truth is not None:
@@ -58,7 +62,7 @@ def judge(
     else:
         aris = []
         best = choice.best if any(usable) else int(np.argmin([fact["noise"] for fact in facts]))
-        path = [*_path_of_choices(labels), (best, found[best])]
+        path = [*_path_of_choices(labels, retention), (best, found[best])]
     seconds = itertools.accumulate(float(fact["seconds"]) for fact in facts)
     curve = [
         {"n_trials": number + 1, "best": chosen, "score": score, "seconds": spent}
@@ -69,7 +73,7 @@ def judge(
 
 
 def _is_usable(fact: dict[str, Any]) -> bool:
-    return bool(fact["n_clusters"] >= 2 and fact["noise"] <= MOST_NOISE)
+    return bool(fact["n_clusters"] >= 2 and fact["noise"] <= MAX_NOISE)
 
 
 def _plain(score: float) -> float | None:
@@ -86,8 +90,10 @@ def _path_of_best(scores: list[float]) -> list[tuple[int, float | None]]:
     return path
 
 
-def _path_of_choices(labels: NDArray[np.int32]) -> list[tuple[int, float | None]]:
+def _path_of_choices(
+    labels: NDArray[np.int32], retention: NDArray[np.float64]
+) -> list[tuple[int, float | None]]:
     """Return what is chosen without labels after each trial but the last, and its score."""
     some = labels[:, :: -(-labels.shape[1] // CURVE_ROWS)]
-    choices = [choose(some[:n_trials]) for n_trials in range(1, len(labels))]
+    choices = [choose(some[:n], retention[:n]) for n in range(1, len(labels))]
     return [(choice.best, _plain(choice.scores[choice.best])) for choice in choices]

@@ -185,7 +185,8 @@ class TestTrials:
 class TestChoice:
     def test_without_labels_is_that_of_choosing(self, tmp_path):
         found = tune(town()[0], tmp_path / "out", n_trials=8, n_workers=0)
-        choice = choose(compared(found))
+        rates = np.nan_to_num(found.trials["retention_rate"])
+        choice = choose(compared(found), rates)
         assert found.best == choice.best
         finite = np.isfinite(choice.scores)
         np.testing.assert_array_equal(found.trials["agreement"][finite], choice.scores[finite])
@@ -217,7 +218,7 @@ class TestChoice:
     def test_of_degenerate_trials_is_the_one_with_the_least_noise(self):
         labels = np.array([[0, 0, -1], [0, -1, -1], [0, 0, 0]], np.int32)
         facts = [{"n_clusters": 1, "noise": noise, "seconds": 1.0} for noise in (0.3, 0.2, 0.4)]
-        found = judge(labels, facts, None)
+        found = judge(labels, np.zeros(3), facts, None)
         assert found.degenerate
         assert found.best == 1
 
