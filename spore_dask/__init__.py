@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from spore_dask.graph import Graph, build_graph, plan_graph
     from spore_dask.importing import import_data
     from spore_dask.params import Params
-    from spore_dask.predicting import Prediction, predict
+    from spore_dask.predicting import predict
+    from spore_dask.predictions import Prediction
     from spore_dask.reporting import report
     from spore_dask.runs import Run, clean, open_run, verify
     from spore_dask.tuning import tune
@@ -75,7 +76,8 @@ _HOMES = {
     "graph": ["Graph", "build_graph", "plan_graph"],
     "importing": ["import_data"],
     "params": ["Params"],
-    "predicting": ["Prediction", "predict"],
+    "predicting": ["predict"],
+    "predictions": ["Prediction"],
     "reporting": ["report"],
     "runs": ["Run", "clean", "open_run", "verify"],
     "tuning": ["tune"],

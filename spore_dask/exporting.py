@@ -21,7 +21,7 @@ from spore_dask.engine import open_engine
 from spore_dask.errors import InputError, ParameterError
 from spore_dask.formats.ids import Ids, open_ids
 from spore_dask.formats.matrix import ranges, readable, require
-from spore_dask.predicting import POINTER, Prediction
+from spore_dask.predictions import POINTER, Prediction
 from spore_dask.progress import as_consumer
 from spore_dask.runs import Run, open_run
 from spore_dask.store import PARTIAL, Folder, address

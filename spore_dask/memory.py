@@ -61,6 +61,8 @@ CLUSTERING_NBYTES = 100
 CLUSTER_NBYTES = 40
 """What it holds for each cluster that stays."""
 
+COMPILING_NBYTES = 240 << 20
+"""What a worker takes, once, to compile the kernels of clustering; only trials are clustered there."""
 INTERPRETER_NBYTES = 320 << 20
 """A process with numba, Zarr and distributed loaded and kernels compiled."""
 
@@ -332,10 +334,11 @@ def trial_nbytes(shape: Shape) -> int:
     """Return the projected peak of a process that clusters a whole graph in memory.
 
     The rows, the points, once more as they are read and where densities tie, and what clustering
-    takes for each point.
+    takes for each point; or what compiling it takes, before.
     """
     point = shape.row_nbytes + 3 * shape.point_nbytes + CLUSTERING_NBYTES
-    return INTERPRETER_NBYTES + shape.n_points * point + shape.partition_nbytes
+    data = shape.n_points * point + shape.partition_nbytes
+    return INTERPRETER_NBYTES + max(data, COMPILING_NBYTES)
 
 
 def driver_nbytes(data: InputShape, shape: Shape) -> int:

@@ -62,7 +62,8 @@ class TrialSpec:
         if self.fits_in_memory:
             return memory.trial_nbytes(self.graph.shape)
         stages = self.plan.memory()
-        return max(stages[name] for name in ("density", "expand", "fragments"))
+        compiling = memory.INTERPRETER_NBYTES + memory.COMPILING_NBYTES
+        return max(compiling, *(stages[name] for name in ("density", "expand", "fragments")))
 
 
 def run_trials(engine: Engine, spec: TrialSpec, rows: NDArray[np.int64]) -> list[Receipt]:

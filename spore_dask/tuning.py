@@ -16,10 +16,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from dask.utils import format_bytes
 from numpy.typing import NDArray
 
+from spore_dask import memory
 from spore_dask.engine import Engine
-from spore_dask.errors import ParameterError
+from spore_dask.errors import LimitError, ParameterError
 from spore_dask.fitting import Fit
 from spore_dask.graph import FORMAT, Graph
 from spore_dask.inputs import Input, check_unchanged, labels_of_rows
@@ -158,6 +160,17 @@ class TuneJob(Job):
     def head_k(self) -> int:
         """Neighbours of every point: any may be a fragment in some trial."""
         return self.longest_k
+
+    def plan(self, memory_limit: Any, n_workers: int | None) -> FitPlan:
+        """Plan graph and fit; raise a sentence where they, or a trial, cannot work."""
+        plan = super().plan(memory_limit, n_workers)
+        needed = memory.INTERPRETER_NBYTES + memory.COMPILING_NBYTES
+        if plan.memory_limit < needed:
+            raise LimitError(
+                f"memory_limit is {format_bytes(plan.memory_limit)} a process, but a worker needs "
+                f"{format_bytes(needed)} to compile what a trial runs: raise it."
+            )
+        return plan
 
 
 def find_search(

@@ -16,7 +16,7 @@ LAYERS = [
     {"searching", "runs", "importing", "tracking"},
     {"meeting"},
     {"inputs", "stages", "search", "clustering", "voting", "opening"},
-    {"plan", "voters"},
+    {"plan", "voters", "prediction_plan", "predictions"},
     {"graph"},
     {"jobs"},
     {"fitting", "predicting"},

@@ -412,13 +412,13 @@ def test_other_words_for_params_are_refused(tmp_path):
 
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_peak_memory_is_within_the_limit(tmp_path, in_memory):
-    n_points, n_columns = 200_000, 2
+    n_points, n_columns = 320_000, 2
     x, _ = blobs_and_shapes(n_points, n_columns, dtype=np.float32)
     source = write_zarr(tmp_path / "x.zarr", x, 100_000)
     space = {"expansion_neighbors": [30, 50], "z_percentile": [40, 60]}
     k = Params(expansion_neighbors=50).resolve(n_points).k
     limit = memory.trial_nbytes(shape_of(n_points, n_columns, 4, k))
-    limit = limit if in_memory else limit - (64 << 20)
+    limit = limit if in_memory else limit - (32 << 20)
     code = (
         "import json, sys; from spore_dask import tune, trials\n"
         "space, limit = json.loads(sys.argv[2]), int(sys.argv[3])\n"
