@@ -62,7 +62,7 @@ CLUSTER_NBYTES = 40
 """What it holds for each cluster that stays."""
 
 COMPILING_NBYTES = 240 << 20
-"""What a worker takes, once, to compile the kernels of clustering; only trials are clustered there."""
+"""What a worker that runs trials takes, once, to compile the kernels of clustering."""
 INTERPRETER_NBYTES = 320 << 20
 """A process with numba, Zarr and distributed loaded and kernels compiled."""
 
