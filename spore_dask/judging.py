@@ -7,15 +7,24 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spore_dask.choosing import MAX_NOISE, agreement, choose
+from spore_dask.choosing import MAX_NOISE, Choice, agreement, choose
 
 CURVE_ROWS = 1000
 """Rows on which earlier choices are repeated."""
+
+
+class Votes(NamedTuple):
+    """Results that vote, but cannot be chosen."""
+
+    columns: NDArray[np.int64]
+    """Which of the rows that are compared they have labels for."""
+    labels: NDArray[np.int32]
+    retention: NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +47,7 @@ def judge(
     retention: NDArray[np.float64],
     facts: list[dict[str, Any]],
     truth: NDArray[np.int64] | None,
+    votes: Votes | None = None,
 ) -> Judgement:
     """Choose one of the trials.
 
@@ -51,9 +61,11 @@ def judge(
         `n_clusters`, `noise` (share of all rows) and `seconds` of each trial.
     truth : (n_rows,), optional
         The true labels of these rows.
+    votes : Votes, optional
+        Those of further results.
     """
     usable = [_is_usable(fact) for fact in facts]
-    choice = choose(labels, retention)
+    choice = _choose(labels, retention, votes)
     found = [_plain(score) for score in choice.scores]
     path: list[tuple[int, float | None]]
     if truth is not None:
@@ -62,7 +74,7 @@ def judge(
     else:
         aris = []
         best = choice.best if any(usable) else int(np.argmin([fact["noise"] for fact in facts]))
-        path = [*_path_of_choices(labels, retention), (best, found[best])]
+        path = [*_path_of_choices(labels, retention, votes), (best, found[best])]
     seconds = itertools.accumulate(float(fact["seconds"]) for fact in facts)
     curve = [
         {"n_trials": number + 1, "best": chosen, "score": score, "seconds": spent}
@@ -90,10 +102,25 @@ def _path_of_best(scores: list[float]) -> list[tuple[int, float | None]]:
     return path
 
 
+def _choose(
+    labels: NDArray[np.int32], retention: NDArray[np.float64], votes: Votes | None
+) -> Choice:
+    """Choose without labels, on the rows that all votes are about."""
+    if votes is None:
+        return choose(labels, retention)
+    some = labels[:, votes.columns]
+    return choose(some, retention, voters=votes.labels, voter_retention=votes.retention)
+
+
 def _path_of_choices(
-    labels: NDArray[np.int32], retention: NDArray[np.float64]
+    labels: NDArray[np.int32], retention: NDArray[np.float64], votes: Votes | None
 ) -> list[tuple[int, float | None]]:
     """Return what is chosen without labels after each trial but the last, and its score."""
-    some = labels[:, :: -(-labels.shape[1] // CURVE_ROWS)]
-    choices = [choose(some[:n], retention[:n]) for n in range(1, len(labels))]
+    n_rows = labels.shape[1] if votes is None else len(votes.columns)
+    some = slice(None, None, -(-n_rows // CURVE_ROWS))
+    if votes is None:
+        labels = labels[:, some]
+    else:
+        votes = votes._replace(columns=votes.columns[some], labels=votes.labels[:, some])
+    choices = [_choose(labels[:n], retention[:n], votes) for n in range(1, len(labels))]
     return [(choice.best, _plain(choice.scores[choice.best])) for choice in choices]

@@ -40,6 +40,7 @@ from spore_dask.judging import judge
 from spore_dask.memory import shape_of
 from spore_dask.spaces import draw_trials, find_space
 from spore_dask.store import Folder
+from spore_dask.voters import MOST_ROWS, voter_labels
 from tests import naive
 from tests.conftest import GOLDEN
 from tests.strategies import PARAMETERS, point_sets
@@ -186,7 +187,10 @@ class TestChoice:
     def test_without_labels_is_that_of_choosing(self, tmp_path):
         found = tune(town()[0], tmp_path / "out", n_trials=8, n_workers=0)
         rates = np.nan_to_num(found.trials["retention_rate"])
-        choice = choose(compared(found), rates)
+        voters = draw_trials(find_space(None, 3000, {}), 51, 43, {})[1:]
+        votes = voter_labels(town()[0], voters)
+        shares = [params.retention_rate for params in voters]
+        choice = choose(compared(found), rates, voters=votes, voter_retention=shares)
         assert found.best == choice.best
         finite = np.isfinite(choice.scores)
         np.testing.assert_array_equal(found.trials["agreement"][finite], choice.scores[finite])
@@ -196,6 +200,16 @@ class TestChoice:
         assert found.curve["score"][-1] == found.trials["agreement"][found.best]
         np.testing.assert_allclose(found.curve["seconds"], np.cumsum(found.trials["seconds"]))
         assert set(found.best_params) == set(find_space(None, 3000, {}))
+
+    def test_votes_are_about_a_sample(self, tmp_path):
+        x, _ = town(2 * MOST_ROWS + 10)
+        found = tune(x, tmp_path / "out", n_trials=3, n_workers=2, n_partitions=5, sample=len(x))
+        [votes] = (tmp_path / "out").glob("tuning-*/voters/votes.npy")
+        rows = np.arange(0, len(x), 3)
+        voters = draw_trials(find_space(None, MOST_ROWS, {}), 51, 43, {})[1:]
+        written = Folder(str(votes.parent)).read_array("votes")
+        np.testing.assert_array_equal(written, voter_labels(np.ascontiguousarray(x[rows]), voters))
+        assert found.best == found.curve["best"][-1]
 
     def test_with_labels_climbs(self, tmp_path):
         x, y = town()
