@@ -7,7 +7,7 @@ BIN := .venv/bin
 PYTEST := --numprocesses 2
 PACKAGES := chromium iproute2 slurm-wlm
 
-.PHONY: demo test test-all lint check-python system-packages pictures bench-phases bench-graphs bench-fits clean
+.PHONY: demo test test-all lint check-python system-packages pictures bench-phases bench-graphs bench-fits bench-choices clean
 
 demo: .venv/ready
 	$(BIN)/spore-dask demo
@@ -38,7 +38,12 @@ PARTS ?=
 bench-graphs: .venv/ready
 	$(BIN)/python -m pipelines.graphs $(PARTS)
 
-# The whole run: bytes read, memory, speed against peers, scaling, estimates.
+# The choice among trials without labels; DATA is a folder of .npz files with X and y.
+DATA ?= ../shared/data
+bench-choices: .venv/ready
+	$(BIN)/python -m pipelines.choices --data $(DATA) $(PARTS)
+
+# The whole run: equality, bytes read, memory, speed against peers, scaling, estimates, tune, predict.
 bench-fits: .venv/ready .venv-peer/ready
 	$(BIN)/python -m pipelines.fits --peer-python .venv-peer/bin/python $(PARTS)
 
