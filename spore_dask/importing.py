@@ -88,7 +88,7 @@ def import_data(
         _as_dtype(dtype),
         header,
         _as_limit(memory_limit),
-        _folder_of(target),
+        _nearest(target),
     )
     with readable(path):
         matrix = open_matrix(asked)
@@ -98,7 +98,8 @@ def import_data(
         text = f"columns that are left out: {listed(matrix.left_out)}"
         consumer(Event("message", "import", text=text))
     partial = Folder(f"{asked.scratch}/{os.path.basename(target)}.{uuid.uuid4().hex}{PARTIAL}")
-    known = {"source": path, "component": component, "columns": matrix.names}
+    left_out = list(matrix.left_out) or None
+    known = {"source": path, "component": component, "columns": matrix.names, "left_out": left_out}
     about = {name: value for name, value in known.items() if value is not None}
     chunks = _chunks(matrix, wanted, chunk_rows, path)
     n_chunks = -(-(matrix.n_rows or matrix.about_rows) // chunk_rows)
@@ -129,6 +130,9 @@ def _target(path: str, out: str | os.PathLike[str] | None, overwrite: bool) -> s
     stem = path[: len(path) - len(suffix_of(path))] if os.path.isfile(path) else path
     target = f"{stem}.zarr" if out is None else _local("out", out)
     if not os.path.lexists(target):
+        above = _nearest(target)
+        if not os.path.isdir(above):
+            raise InputError(f"out is {target!r}, but {above!r} is no folder: give another out=.")
         return target
     if not overwrite:
         raise InputError(
@@ -141,12 +145,12 @@ def _target(path: str, out: str | os.PathLike[str] | None, overwrite: bool) -> s
     return target
 
 
-def _folder_of(target: str) -> str:
-    """Return the nearest folder of a path that is there: on the same disk."""
-    folder = os.path.dirname(target)
-    while not os.path.isdir(folder):
-        folder = os.path.dirname(folder)
-    return folder
+def _nearest(target: str) -> str:
+    """Return the nearest thing above a path that is there: a folder on the same disk."""
+    above = os.path.dirname(target)
+    while not os.path.lexists(above):
+        above = os.path.dirname(above)
+    return above
 
 
 def _as_dtype(dtype: DTypeLike | None) -> np.dtype[Any] | None:

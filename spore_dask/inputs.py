@@ -24,7 +24,9 @@ from numpy.typing import NDArray
 
 from spore_dask.coordinates import check_array, refuse_masked
 from spore_dask.engine import Engine
-from spore_dask.errors import InputError, SporeError
+from spore_dask.errors import InputError, ParameterError, SporeError
+from spore_dask.formats.ids import open_ids
+from spore_dask.formats.kinds import suffix_of
 from spore_dask.store import (
     Folder,
     Source,
@@ -147,24 +149,36 @@ def find_input(source: Any, component: str | None, folder: Folder, least_rows: i
         found = Input(describe(source, address)) if address else _copied(source, folder, least_rows)
     else:
         found = _copied(source, folder, least_rows)
+    _check_place(folder, found.source.url)
     check_array(found.source.shape, np.dtype(found.source.dtype), least_rows)
     return found
+
+
+def _check_place(folder: Folder, source: str) -> None:
+    """Refuse to write a run into the data, or into any other array."""
+    inside = f"{folder.url}/".startswith(f"{source}/")
+    if inside or any(folder.exists(name) for name in ("zarr.json", ".zarray", ".zgroup")):
+        raise ParameterError(
+            f"out is {folder.url!r}, which is {'the source' if inside else 'Zarr data'}: give a "
+            "folder of its own."
+        )
 
 
 def labels_of_rows(y: Any, n_rows: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the labels of some ascending rows, as numbers from 0 on in the order they are met.
 
-    `y` is an array of N labels of any kind, or a Zarr array of them by itself or its path.
+    `y` is an array of N labels of any kind, or a Zarr array of them by itself or its path, or the
+    path of an .npy file or of a table with one column.
     """
-    if isinstance(y, (str, os.PathLike)):
-        y = open_column(os.fspath(y))
-    array = y if isinstance(y, zarr.Array) else np.asarray(y)
-    if array.shape != (n_rows,):
-        raise InputError(
-            f"y has shape {array.shape}, but it must be ({n_rows},): one label for each row of the "
-            "data."
-        )
-    values = array.oindex[rows] if isinstance(array, zarr.Array) else array[rows]
+    if isinstance(y, (str, os.PathLike)) and suffix_of(os.fspath(y)):
+        labels = open_ids(y, None)
+        _check_labels((labels.n_rows,), n_rows)
+        values: Any = _pick(labels.blocks(), rows)
+    else:
+        y = open_column(os.fspath(y)) if isinstance(y, (str, os.PathLike)) else y
+        array = y if isinstance(y, zarr.Array) else np.asarray(y)
+        _check_labels(array.shape, n_rows)
+        values = array.oindex[rows] if isinstance(array, zarr.Array) else array[rows]
     try:
         _, met, numbers = np.unique(np.asarray(values), return_index=True, return_inverse=True)
     except TypeError as error:
@@ -173,6 +187,24 @@ def labels_of_rows(y: Any, n_rows: int, rows: NDArray[np.int64]) -> NDArray[np.i
         ) from None
     places: NDArray[np.int64] = np.argsort(np.argsort(met))[numbers]
     return places
+
+
+def _check_labels(shape: tuple[int, ...], n_rows: int) -> None:
+    """Refuse labels of another number of rows."""
+    if shape != (n_rows,):
+        raise InputError(
+            f"y has shape {shape}, but it must be ({n_rows},): one label for each row of the data."
+        )
+
+
+def _pick(blocks: Iterator[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
+    """Return the values of some ascending rows, from blocks of all of them."""
+    found, first = [], 0
+    for block in blocks:
+        low, high = np.searchsorted(rows, (first, first + len(block)))
+        found.append(np.asarray(block)[rows[low:high] - first])
+        first += len(block)
+    return np.concatenate(found)
 
 
 def _copied(content: Any, folder: Folder, least_rows: int) -> Input:

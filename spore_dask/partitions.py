@@ -19,7 +19,7 @@ from spore_dask.kernels.routes import route
 MEANS_SAMPLES = 1000
 HEAVY_SAMPLES = 16
 """A point whose copies are drawn this often is heavy: its copies are kept apart."""
-WELL_CUT = 0.25
+WELL_CUT = 0.75
 """A cut is good enough if each side has this share of what it should have."""
 
 

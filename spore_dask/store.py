@@ -435,7 +435,7 @@ def _open(place: str, hint: Callable[[], str]) -> zarr.Array[Any]:
     except (FileNotFoundError, KeyError, ValueError, zarr.errors.BaseZarrError) as error:
         raise InputError(
             f"There is no Zarr array at {place!r} ({type(error).__name__}): give the path of an "
-            f"array{hint()}."
+            f"array{hint()}; files of other kinds are to be imported first."
         ) from None
 
 

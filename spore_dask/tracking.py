@@ -24,6 +24,8 @@ from spore_dask.store import Folder
 from spore_dask.tasks import is_done
 
 PREFIX = "progress-"
+VERSION = 1
+"""Of the document: others are passed over."""
 EVERY_SECONDS = 0.5
 EVERY_SECONDS_AFAR = 5.0
 """Least time between two writes, on this machine's disks and elsewhere."""
@@ -61,6 +63,7 @@ class Tracker:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._write_on, daemon=True)
         self._record: dict[str, Any] = {
+            "version": VERSION,
             "name": name,
             "state": RUNNING,
             "text": "",
@@ -150,7 +153,8 @@ def read_records(folder: Folder) -> list[dict[str, Any]]:
     The state is "running" only if the process is still there, or was heard of a moment ago.
     """
     names = [name for name in folder.names() if name.startswith(PREFIX) and name.endswith(".json")]
-    records = [record for name in names if (record := folder.read_json(name)) is not None]
+    found = [folder.read_json(name) for name in names]
+    records = [record for record in found if record and record.get("version") == VERSION]
     for record in records:
         if record["state"] == RUNNING and not _is_alive(record):
             record["state"] = STOPPED

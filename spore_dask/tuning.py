@@ -79,8 +79,9 @@ def tune(
     ----------
     source, out
         As in `fit`.
-    y : array (N,) or path or URL of a Zarr array, optional
-        True labels of the rows of the source, numbers or texts.
+    y : array (N,) or path, optional
+        True labels of the rows of the source, numbers or texts: an array, or the path of a Zarr
+        array, an .npy file, or a .csv or .parquet table with one column.
     n_trials : int
         Configurations, the default one first; at least 3 without `y`.
     space : dict, optional

@@ -42,20 +42,18 @@ def _command(
     return make
 
 
+def report_option() -> Option:
+    """Return what says whether a run gets a report."""
+    text = "Whether to write an HTML report into the run."
+    return Option(["--report/--no-report"], default=True, show_default=True, help=text)
+
+
 @_command(
     "fit",
     "source",
     "[out]",
     api=["fit", "Params"],
-    own=[
-        Option(
-            ["--report/--no-report"],
-            default=True,
-            show_default=True,
-            help="Whether to write an HTML report into the run.",
-        ),
-        progress_option(),
-    ],
+    own=[report_option(), progress_option()],
 )
 def fit(voice: Voice, source: str, out: str | None, report: bool, **options: Any) -> Answer:
     """Cluster SOURCE, a Zarr array of any size, into the folder OUT.
@@ -96,16 +94,19 @@ def graph(voice: Voice, source: str, out: str, **options: Any) -> Answer:
     "[out]",
     api=["tune", "fit", "Params"],
     leave_out=["params"],
-    own=[progress_option()],
+    own=[report_option(), progress_option()],
 )
-def tune(voice: Voice, source: str, out: str | None, **options: Any) -> Answer:
+def tune(voice: Voice, source: str, out: str | None, report: bool, **options: Any) -> Answer:
     """Choose parameters for SOURCE, and cluster it with them.
 
     OUT is the folder of the run, as in fit. Parameters that are given stay the same in all trials.
     """
     started = time.perf_counter()
     found = spore_dask.tune(source, out, progress=voice.progress, **options)
-    return showing.tuning_answer(found, time.perf_counter() - started)
+    answer = showing.tuning_answer(found, time.perf_counter() - started)
+    if report:
+        _add_report(found.run, answer)
+    return answer
 
 
 @_command(
@@ -185,7 +186,7 @@ def import_data(voice: Voice, source: str, out: str | None, **options: Any) -> A
     x.csv to x.zarr.
     """
     place = spore_dask.import_data(source, out, progress=voice.progress, **options)
-    return Answer({"path": place}, [f"Data: {place}"])
+    return showing.import_answer(place)
 
 
 @_command("export", "run", "out", api=["export_labels"], own=[id_option(), progress_option()])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
 import sys
 import threading
 import time
@@ -17,7 +18,9 @@ import click
 import numpy as np
 from dask.utils import format_bytes
 
+from spore_dask.formats.matrix import listed
 from spore_dask.progress import Bar, Consumer, Event, duration, ignore
+from spore_dask.store import open_zarr
 
 if TYPE_CHECKING:  # imported when a command needs them
     from spore_dask.estimates import Estimate
@@ -25,6 +28,7 @@ if TYPE_CHECKING:  # imported when a command needs them
     from spore_dask.runs import Run
 
 MOST_CLUSTERS = 10
+MOST_TRIALS = 5
 TICK_SECONDS = 1.0
 PROGRESS = ("auto", "bar", "log", "json", "none")
 
@@ -41,16 +45,22 @@ class Answer:
     def show(self, as_json: bool, quiet: bool) -> None:
         """Print it."""
         if as_json:
-            click.echo(json.dumps(self.document, default=_plain))
+            click.echo(json.dumps(_strict(self.document), allow_nan=False))
         elif not quiet:
             click.echo("\n".join(self.lines))
 
 
-def _plain(value: Any) -> Any:
-    """Return what JSON can hold instead of a value that it cannot."""
+def _strict(value: Any) -> Any:
+    """Return what JSON can hold instead of a value that it cannot; NaN becomes null."""
+    if isinstance(value, dict):
+        return {str(name): _strict(each) for name, each in value.items()}
     if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    return str(value)
+        return _strict(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_strict(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 class _Stamped(io.StringIO):
@@ -179,17 +189,48 @@ def estimate_answer(estimate: Estimate) -> Answer:
 def tuning_answer(tuning: Any, seconds: float) -> Answer:
     """Tell which parameters were chosen, and what they give."""
     trials = tuning.trials
-    names = list(trials.dtype.names)
-    table = [dict(zip(names, row, strict=True)) for row in trials.tolist()]
-    chosen = ", ".join(f"{name}={value!r}" for name, value in tuning.best_params.items())
+    table = _records(trials)
     found = run_answer(tuning.run)
     lines = [
-        f"Compared {len(table)} configurations in {duration(seconds)}.",
-        f"Chosen: {chosen or 'the defaults'}",
+        f"Compared {len(table)} configurations in {duration(seconds)}; the best of them:",
+        *_best_trials(table),
+        f"Chosen: {_words(tuning.best_params)}",
+        "",
         *found.lines,
     ]
-    best = {"best_params": tuning.best_params, "trials": table}
-    return Answer({**best, "run": found.document}, lines)
+    document = {"best_params": tuning.best_params, "trials": table, "curve": _records(tuning.curve)}
+    return Answer({**document, "run": found.document}, lines)
+
+
+def _records(table: Any) -> list[dict[str, Any]]:
+    """Return the rows of a structured array by name."""
+    return [dict(zip(table.dtype.names, row, strict=True)) for row in table.tolist()]
+
+
+def _words(params: dict[str, Any]) -> str:
+    """Name parameters that were chosen."""
+    given = [(name, value) for name, value in params.items() if _is_set(value)]
+    texts = [f"{name}={round(v, 4) if isinstance(v, float) else v}" for name, v in given]
+    return ", ".join(texts) or "the defaults"
+
+
+def _is_set(value: Any) -> bool:
+    return value is not None and value == value  # NaN stands for none in a table
+
+
+def _best_trials(table: list[dict[str, Any]]) -> list[str]:
+    """Return the trials with the highest scores, and what they gave."""
+    score = "ari" if any(_is_set(one["ari"]) for one in table) else "agreement"
+    facts = ("n_clusters", "noise", "agreement", "ari", "seconds")
+    best = sorted(
+        (one for one in table if _is_set(one[score])), key=lambda one: one[score], reverse=True
+    )
+    lines = [f"  {score:>9} clusters  noise  parameters"]
+    for one in best[:MOST_TRIALS]:
+        params = _words({name: value for name, value in one.items() if name not in facts})
+        row = f"  {one[score]:9.3f} {one['n_clusters']:8,} {one['noise']:6.1%}  {params}"
+        lines.append(row)
+    return lines
 
 
 def prediction_answer(prediction: Any, seconds: float) -> Answer:
@@ -200,3 +241,16 @@ def prediction_answer(prediction: Any, seconds: float) -> Answer:
         f"Labels and their confidence: {prediction.path} (Zarr)",
     ]
     return Answer({"path": prediction.path, **dict(prediction.summary)}, lines)
+
+
+def import_answer(place: str) -> Answer:
+    """Tell what was imported."""
+    array = open_zarr(place)
+    about: dict[str, Any] = dict(array.attrs)
+    n_rows, n_columns = array.shape
+    names, left_out = about.get("columns"), about.get("left_out") or []
+    lines = [f"Data: {place}: {n_rows:,} rows, {n_columns:,} columns, {array.dtype}."]
+    lines += [f"Columns: {listed(names)}."] if names else []
+    lines += [f"Left out: {listed(left_out)}."] if left_out else []
+    facts = {"n_rows": n_rows, "n_columns": n_columns, "dtype": str(array.dtype)}
+    return Answer({"path": place, **facts, "columns": names, "left_out": left_out}, lines)

@@ -12,6 +12,7 @@ from typing import Any
 import spore_dask
 from spore_dask.cli.showing import Answer, run_answer
 from spore_dask.errors import InputError
+from spore_dask.predictions import POINTER
 from spore_dask.progress import Bar, Event, describe, duration, speed, time_left
 from spore_dask.runs import Run, run_ids
 from spore_dask.store import Folder, address
@@ -33,7 +34,7 @@ def status_answer(path: str) -> Answer:
         lines += [*([""] if lines else []), *finished.lines]
         if len(ids) > 1:
             lines.append(f"Finished there: {', '.join(ids)}")
-    graph = None if finished else _graph_line(folder)
+    graph = None if finished else _other_line(folder)
     lines += [graph] if graph else []
     if not lines:
         lines = [_unfinished(folder)]
@@ -56,8 +57,10 @@ def _unfinished(folder: Folder) -> str:
     return f"Begun, but not running: {len(done)} stages are done. The same call continues it."
 
 
-def _graph_line(folder: Folder) -> str | None:
-    """Say what graph was built by itself, if one was."""
+def _other_line(folder: Folder) -> str | None:
+    """Say what graph was built by itself, or what was predicted, if one was."""
+    if folder.exists(POINTER):
+        return str(spore_dask.Prediction(folder.url))
     return str(spore_dask.Graph(folder.url)) if folder.exists("graph.json") else None
 
 
