@@ -37,6 +37,7 @@ def choose(
     *,
     voters: ArrayLike | None = None,
     voter_retention: ArrayLike | None = None,
+    usable: ArrayLike | None = None,
 ) -> Choice:
     """Choose the trial whose result the other trials agree with most.
 
@@ -57,6 +58,8 @@ def choose(
         few trials.
     voter_retention : float array (n_voters,), optional
         Retention rate of each of these.
+    usable : bool array (n_trials,), optional
+        Which trials may be chosen; by default those that are not degenerate on these rows.
 
     Returns
     -------
@@ -73,9 +76,9 @@ def choose(
         weights = np.append(weights, _weights("voter_retention", voter_retention, len(extra)))
         others = np.concatenate([trials, extra])
     scores = _mean_of_others(agreement(trials, others), weights).round(DECIMALS)
-    usable = ~degenerate(trials)
-    if usable.any():
-        scores[~usable] = -np.inf
+    allowed = ~degenerate(trials) if usable is None else np.asarray(usable, np.bool_)
+    if allowed.any():
+        scores[~allowed] = -np.inf
     return Choice(int(np.argmax(scores)), scores)
 
 

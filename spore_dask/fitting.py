@@ -7,15 +7,12 @@ it can and writes the rest beside. Memory of this process: 16 bytes a point and 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import functools
 import importlib.metadata
 import math
 import platform
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -54,7 +51,7 @@ from spore_dask.runs import (
 from spore_dask.search import neighbor_rows
 from spore_dask.shards import Fragments
 from spore_dask.stages.density import Density, DensitySpec, rank_points, reach_percentiles
-from spore_dask.stages.expand import AtHand, ExpandSpec, expand, open_rows
+from spore_dask.stages.expand import ExpandSpec, expand
 from spore_dask.stages.fragments import FragmentSpec, gather_fragments
 from spore_dask.stages.publish import PublishSpec, publish, publish_one_cluster
 from spore_dask.stages.reassign import (
@@ -117,11 +114,9 @@ class Fit:
 
         Returns what distances were measured with, and the folder that has the labels of points.
         """
-        spec, folder = self._density(graph, extent)
-        with self._reading_ahead(graph, needed=not is_done(folder)) as rows:
-            density = rank_points(self.engine, folder, spec)
-            thresholds = self._thresholds(density, extent)
-            return thresholds, self._cluster(graph, density, thresholds, rows)
+        density = self._density(graph, extent)
+        thresholds = self._thresholds(density, extent)
+        return thresholds, self._cluster(graph, density, thresholds)
 
     def _stage(self, name: str, *depends_on: Any) -> Folder:
         """Return the folder of a stage, named by what it depends on."""
@@ -196,8 +191,8 @@ class Fit:
         share: float = run_work(self.engine, folder, work)[0]["share"]
         return share <= MOST_FRAGMENTS
 
-    def _density(self, graph: Graph, extent: float) -> tuple[DensitySpec, Folder]:
-        """Return what is to be known to put the points in order, and where that goes."""
+    def _density(self, graph: Graph, extent: float) -> Density:
+        """Put the points in order."""
         params = self.job.resolved
         counts = params.density_neighbors, params.expansion_neighbors, params.k
         spec = DensitySpec(
@@ -208,19 +203,7 @@ class Fit:
             self.plan.cache_nbytes,
             self.plan.memory()["density"],
         )
-        return spec, self._stage("density", graph.name, *counts)
-
-    @contextlib.contextmanager
-    def _reading_ahead(self, graph: Graph, needed: bool) -> Iterator[Callable[[], AtHand] | None]:
-        """Read the rows of the graph while workers rank the points, if the limit allows that."""
-        plan, rows, k = self.plan, graph.graph_rows, self.job.resolved.k
-        cache_nbytes = plan.coordinator_cache_nbytes
-        has_room = plan.memory()["driver"] + cache_nbytes <= plan.memory_limit
-        if needed and has_room and self.engine.n_workers:
-            with ThreadPoolExecutor(1) as pool:
-                yield pool.submit(open_rows, rows, k, cache_nbytes).result
-        else:
-            yield None
+        return rank_points(self.engine, self._stage("density", graph.name, *counts), spec)
 
     def _thresholds(self, density: Density, extent: float) -> Thresholds:
         """Measure the distances."""
@@ -238,13 +221,7 @@ class Fit:
             lambda q: found[q],
         )
 
-    def _cluster(
-        self,
-        graph: Graph,
-        density: Density,
-        thresholds: Thresholds,
-        read_ahead: Callable[[], AtHand] | None,
-    ) -> Folder:
+    def _cluster(self, graph: Graph, density: Density, thresholds: Thresholds) -> Folder:
         """Grow skeletons and reassign fragments; return what has the labels."""
         CACHE.clear()
         params, rows = self.job.resolved, graph.graph_rows
@@ -253,7 +230,7 @@ class Fit:
         folder = self._stage("expand", density.folder.name, seeds.folder.name, *limits)
         cache_nbytes = self.plan.coordinator_cache_nbytes
         growing = ExpandSpec(rows, seeds, params, thresholds, cache_nbytes)
-        grown = expand(self.engine, folder, growing, read_ahead)
+        grown = expand(self.engine, folder, growing)
         smallest = smallest_final_size(np.array([n for n in grown["largest"] if n]), params)
         n_large = count_clusters(folder, seeds.n_ranges, smallest)
         self.plan.check_clusters(n_large)
@@ -320,6 +297,7 @@ class Fit:
             "thresholds": dataclasses.asdict(thresholds),
             "recall": dataclasses.asdict(graph.recall),
             "graph": [None if graph.path == job.folder.url else graph.path, graph.name],
+            "graph_given": job.graph is not None,
             "source": job.data.source.url,
             "memory_limit": self.plan.memory_limit,
             "peak_nbytes": self.engine.peaks(),

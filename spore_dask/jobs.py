@@ -23,7 +23,7 @@ from spore_dask.graph import FORMAT, Graph
 from spore_dask.inputs import Input, check_unchanged, find_input
 from spore_dask.params import Params, ResolvedParams
 from spore_dask.plan import FitPlan, Options, make_plan
-from spore_dask.runs import KEEP, KEPT, POINTER, RESULT, SUMMARY, Run, as_run, clean, run_ids
+from spore_dask.runs import KEEP, POINTER, RESULT, SUMMARY, Run, as_run, keep_at_most, run_ids
 from spore_dask.store import Folder, address, address_of, hash_of
 
 
@@ -77,8 +77,7 @@ class Job:
             return None
         self.folder.write_json(POINTER, {"id": self.id})
         run = Run(self.folder.url, self.id)
-        levels = list(KEPT)
-        clean(run, min(self.keep, run.summary["keep"], key=levels.index))
+        keep_at_most(run, self.keep)
         return run
 
     def plan(self, memory_limit: Any, n_workers: int | None) -> FitPlan:

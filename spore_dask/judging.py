@@ -64,8 +64,8 @@ def judge(
     votes : Votes, optional
         Those of further results.
     """
-    usable = [_is_usable(fact) for fact in facts]
-    choice = _choose(labels, retention, votes)
+    usable = np.array([_is_usable(fact) for fact in facts])
+    choice = _choose(labels, retention, usable, votes)
     found = [_plain(score) for score in choice.scores]
     path: list[tuple[int, float | None]]
     if truth is not None:
@@ -73,14 +73,14 @@ def judge(
         best, path = int(np.argmax(aris)), _path_of_best(aris)
     else:
         aris = []
-        best = choice.best if any(usable) else int(np.argmin([fact["noise"] for fact in facts]))
-        path = [*_path_of_choices(labels, retention, votes), (best, found[best])]
+        best = choice.best if usable.any() else int(np.argmin([fact["noise"] for fact in facts]))
+        path = [*_path_of_choices(labels, retention, usable, votes), (best, found[best])]
     seconds = itertools.accumulate(float(fact["seconds"]) for fact in facts)
     curve = [
         {"n_trials": number + 1, "best": chosen, "score": score, "seconds": spent}
         for number, ((chosen, score), spent) in enumerate(zip(path, seconds, strict=True))
     ]
-    degenerate = truth is None and not any(usable)
+    degenerate = truth is None and not usable.any()
     return Judgement(best, degenerate, found, [*aris] or [None] * len(facts), curve)
 
 
@@ -103,17 +103,28 @@ def _path_of_best(scores: list[float]) -> list[tuple[int, float | None]]:
 
 
 def _choose(
-    labels: NDArray[np.int32], retention: NDArray[np.float64], votes: Votes | None
+    labels: NDArray[np.int32],
+    retention: NDArray[np.float64],
+    usable: NDArray[np.bool_],
+    votes: Votes | None,
 ) -> Choice:
     """Choose without labels, on the rows that all votes are about."""
     if votes is None:
-        return choose(labels, retention)
-    some = labels[:, votes.columns]
-    return choose(some, retention, voters=votes.labels, voter_retention=votes.retention)
+        return choose(labels, retention, usable=usable)
+    return choose(
+        labels[:, votes.columns],
+        retention,
+        voters=votes.labels,
+        voter_retention=votes.retention,
+        usable=usable,
+    )
 
 
 def _path_of_choices(
-    labels: NDArray[np.int32], retention: NDArray[np.float64], votes: Votes | None
+    labels: NDArray[np.int32],
+    retention: NDArray[np.float64],
+    usable: NDArray[np.bool_],
+    votes: Votes | None,
 ) -> list[tuple[int, float | None]]:
     """Return what is chosen without labels after each trial but the last, and its score."""
     n_rows = labels.shape[1] if votes is None else len(votes.columns)
@@ -122,5 +133,5 @@ def _path_of_choices(
         labels = labels[:, some]
     else:
         votes = votes._replace(columns=votes.columns[some], labels=votes.labels[:, some])
-    choices = [_choose(labels[:n], retention[:n], votes) for n in range(1, len(labels))]
+    choices = [_choose(labels[:n], retention[:n], usable[:n], votes) for n in range(1, len(labels))]
     return [(choice.best, _plain(choice.scores[choice.best])) for choice in choices]

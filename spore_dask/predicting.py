@@ -205,7 +205,7 @@ class Task:
             n_clusters=self.fitted.run.n_clusters,
             memory_limit=as_memory_limit(memory_limit, n_workers),
             disk_free=disk_free(self.folder),
-            disk_used=self.folder.nbytes(),
+            disk_used=self.result.nbytes(),
         )
         plan.check()
         return plan

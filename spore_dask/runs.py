@@ -254,6 +254,11 @@ def clean(run: Run | str | os.PathLike[str], keep: str = "labels") -> int:
     return freed
 
 
+def keep_at_most(run: Run, keep: str) -> None:
+    """Remove what is no longer to be kept; what was not kept before stays away."""
+    clean(run, min(keep, run.summary["keep"], key=list(KEPT).index))
+
+
 def kept_stages(folder: Folder, besides: str = "") -> set[str]:
     """Return the names of the stages that results in a run's folder, but for one, have kept.
 
@@ -274,6 +279,14 @@ def _stages_of_graph(folder: Folder, name: str | None) -> set[str]:
     """Return the names of a graph and of the stages that it was made from, if it is there."""
     summary = folder.child(name).read_json("graph.json") if name else None
     return set() if summary is None else {str(name), summary["points"], summary["scan"]}
+
+
+def remove_stages(folder: Folder) -> None:
+    """Remove a folder of stages; what says that any of them is done goes first."""
+    for name in folder.names():
+        if "." not in name:  # no file
+            remove_stage(folder.child(name))
+    folder.remove()
 
 
 def remove_stage(folder: Folder) -> int:

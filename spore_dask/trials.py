@@ -27,6 +27,7 @@ from spore_dask.jobs import Job
 from spore_dask.params import Params
 from spore_dask.plan import FitPlan
 from spore_dask.points import CACHE
+from spore_dask.runs import remove_stages
 from spore_dask.shards import Entries, GraphRows
 from spore_dask.store import Folder
 from spore_dask.tasks import Receipt, Work, run_work
@@ -190,5 +191,5 @@ def _cluster_out_of_core(
         labels[here] = part[places[here] - first]
         n_noise += int((part == NOISE).sum())
     n_clusters = len(settled.read_array("clusters"))
-    folder.remove()
+    remove_stages(folder)
     return labels, n_clusters, n_noise / graph.n_points

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import random
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,12 +31,12 @@ from spore_dask.judging import Judgement, Votes, judge
 from spore_dask.opening import opened
 from spore_dask.params import Params, count
 from spore_dask.plan import FitPlan
-from spore_dask.runs import RESULT, SUMMARY, Run, remove_stage
+from spore_dask.runs import RESULT, SUMMARY, Run, keep_at_most, remove_stage, remove_stages
 from spore_dask.spaces import draw_trials, find_space
 from spore_dask.store import Folder, hash_of
 from spore_dask.trials import PLACES, TrialSpec, read_labels, run_trials
 from spore_dask.tunings import POINTER, Tuning
-from spore_dask.voters import MOST_ROWS, N_VOTERS, PollSpec, poll
+from spore_dask.voters import MOST_NBYTES, MOST_ROWS, N_VOTERS, PollSpec, poll
 
 N_TRIALS, SAMPLE = count(optional=False), count(at_least=2, optional=False)
 LEAST_TRIALS = 3
@@ -198,19 +199,28 @@ def find_search(
             f"The space has {len(trials) - 1} configurations, but without labels y at least "
             f"{LEAST_TRIALS - 1} are needed beside the default one: give a larger space, or y."
         )
-    rows = np.arange(n_points)
-    if n_points > sample:
-        drawn = np.random.default_rng(job.params.seed).choice(
-            n_points, sample, False, shuffle=False
-        )
-        rows = np.sort(drawn)
+    rows = _draw_rows(n_points, sample, job.params.seed)
     truth = None if y is None else labels_of_rows(y, n_points, rows)
     tune_job = TuneJob(**_shallow(job), trials=tuple(trials))
     voters: list[Params] = []
     if y is None:
-        sampled = find_space(space, min(len(rows), MOST_ROWS), fixed)
+        n_asked = len(_asked_columns(len(rows), job.data.source.shape[1]))
+        sampled = find_space(space, n_asked, fixed)
         voters = draw_trials(sampled, N_VOTERS + 1, job.params.seed + 1, fixed)[1:]
     return Search(tune_job, tuple(sorted({*found, *fixed})), rows, truth, tuple(voters))
+
+
+def _draw_rows(n_points: int, sample: int, seed: int) -> NDArray[np.int64]:
+    """Return rows to compare, ascending; all of them where there are no more than the sample."""
+    if n_points <= sample:
+        return np.arange(n_points)
+    return np.sort(np.array(random.Random(seed).sample(range(n_points), sample)))
+
+
+def _asked_columns(n_rows: int, n_columns: int) -> NDArray[np.int64]:
+    """Return which of the rows that are compared voters are asked about."""
+    most = max(2, min(MOST_ROWS, MOST_NBYTES // (8 * n_columns)))
+    return np.arange(0, n_rows, -(-n_rows // most))
 
 
 def _retention(trials: Sequence[Params]) -> NDArray[np.float64]:
@@ -259,7 +269,9 @@ class Search:
         known = self.folder.read_json(self.document)
         if known is None or not self.job.folder.exists(f"{RESULT}{known['run']}/{SUMMARY}"):
             return None
-        return self._tuning()
+        found = self._tuning()
+        keep_at_most(found.run, self.job.keep)
+        return found
 
     def _forget(self) -> None:
         """Remove what the same call has left."""
@@ -268,7 +280,8 @@ class Search:
             result = self.job.folder.child(RESULT + known["run"])
             result.remove(SUMMARY)
             remove_stage(result)
-        self.folder.remove()
+        self.folder.remove("receipts-trials")
+        remove_stages(self.folder)
 
     def _tuning(self) -> Tuning:
         pointer = {"name": self.folder.name, "document": self.document}
@@ -308,7 +321,7 @@ class Search:
 
     def _ask_voters(self, engine: Engine, spec: TrialSpec) -> Votes:
         """Return what further configurations make of a sample of the rows."""
-        columns = np.arange(0, len(self.rows), -(-len(self.rows) // MOST_ROWS))
+        columns = _asked_columns(len(self.rows), self.job.data.source.shape[1])
         graph, places = spec.graph, self.folder.read_array(PLACES)[columns]
         folder, needs = self.folder.child("voters"), spec.needs_nbytes
         asked = PollSpec(folder, graph.points, graph.graph_rows, places, self.voters, needs)

@@ -27,6 +27,8 @@ from spore_dask.tasks import Receipt, Work, run_stage, run_work
 N_VOTERS = 50
 MOST_ROWS = 5000
 """Rows that are clustered at most."""
+MOST_NBYTES = 64 << 20
+"""Bytes that their coordinates have at most."""
 VOTES = "votes"
 
 

@@ -569,6 +569,7 @@ class Predicted:
         self.confidence = zarr.create_array(inner / "confidence", shape=70, dtype="f4", chunks=16)
         self.labels[...] = rng.integers(-1, 3, 70)
         self.confidence[...] = rng.random(70)
+        (inner / "summary.json").write_text("{}")
 
 
 @pytest.fixture(params=[7, 16, 69, 70, 10**6])

@@ -1,5 +1,7 @@
 """What `estimate` says before a fit, beside what the fit then has."""
 
+import os
+
 import numpy as np
 import pytest
 import zarr
@@ -40,10 +42,11 @@ def test_disk_is_within_a_factor_of_two(known):
 
 def test_memory_is_within_a_factor_of_two(known):
     said, summary = known
-    measured = max(summary["peak_nbytes"].values())
+    own = f":{os.getpid()}"  # has run other tests
+    [measured] = [n for name, n in summary["peak_nbytes"].items() if not name.endswith(own)]
     assert measured <= 2 * said.memory_nbytes
     workers = [stage.memory_nbytes for name, stage in said.stages.items() if name != "expand"]
-    assert min(summary["peak_nbytes"].values()) >= max(workers) / 2.5
+    assert measured >= max(workers) / 2.5
 
 
 def test_times_are_spans_only_where_fragments_count(known):

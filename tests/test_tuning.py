@@ -3,6 +3,7 @@
 import functools
 import gc
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -162,7 +163,7 @@ class TestTrials:
     def test_compare_a_sample_of_rows(self, tmp_path):
         x, y = town()
         found = tune(x, tmp_path / "out", y=y, n_trials=3, sample=500, n_workers=0, seed=9)
-        rows = np.sort(np.random.default_rng(9).choice(len(x), 500, False, shuffle=False))
+        rows = np.sort(random.Random(9).sample(range(len(x)), 500))
         labels = SPORE(knn="exact").fit(x).labels_
         np.testing.assert_array_equal(compared(found)[0], labels[rows])
         assert found.trials["ari"][0] == pytest.approx(adjusted_rand_score(y[rows], labels[rows]))
@@ -181,6 +182,36 @@ class TestTrials:
         found = tune(x, tmp_path / "out", n_trials=3, knn="approximate", n_workers=0)
         np.testing.assert_array_equal(found.run.labels[...], compared(found)[found.best])
         assert Graph(*found.run.graph).recall.certified == 0
+
+
+def test_half_a_removal_of_a_trial_is_no_result(tmp_path, monkeypatch):
+    options = {"n_trials": 3, "n_workers": 0}
+    expected = tune(town()[0], tmp_path / "whole", **options)
+    monkeypatch.setattr(trials.TrialSpec, "fits_in_memory", False)
+
+    def stop(folder, name=""):
+        if "/trial-1/reassign" in folder.url and not name:
+            raise KeyboardInterrupt
+        return remove(folder, name)
+
+    remove = Folder.remove
+    monkeypatch.setattr(Folder, "remove", stop)
+    with pytest.raises(KeyboardInterrupt):
+        tune(town()[0], tmp_path / "out", **options)
+    monkeypatch.setattr(Folder, "remove", remove)
+    [half] = (tmp_path / "out").glob("tuning-*/trial-1/reassign-*/labels")
+    shutil.rmtree(half)
+    found = tune(town()[0], tmp_path / "out", **options)
+    assert found.best == expected.best
+    np.testing.assert_array_equal(compared(found), compared(expected))
+
+
+def test_a_finished_tune_keeps_no_more_than_asked(tmp_path):
+    options = {"n_trials": 3, "n_workers": 0}
+    assert tune(town()[0], tmp_path / "out", **options).run.summary["keep"] == "predict"
+    found = tune(town()[0], tmp_path / "out", keep="labels", **options)
+    assert found.run.summary["keep"] == "labels"
+    assert not list((tmp_path / "out").glob("graph-*"))
 
 
 class TestChoice:
@@ -206,7 +237,7 @@ class TestChoice:
         found = tune(x, tmp_path / "out", n_trials=3, n_workers=2, n_partitions=5, sample=len(x))
         [votes] = (tmp_path / "out").glob("tuning-*/voters/votes.npy")
         rows = np.arange(0, len(x), 3)
-        voters = draw_trials(find_space(None, MOST_ROWS, {}), 51, 43, {})[1:]
+        voters = draw_trials(find_space(None, len(rows), {}), 51, 43, {})[1:]
         written = Folder(str(votes.parent)).read_array("votes")
         np.testing.assert_array_equal(written, voter_labels(np.ascontiguousarray(x[rows]), voters))
         assert found.best == found.curve["best"][-1]
@@ -235,6 +266,13 @@ class TestChoice:
         found = judge(labels, np.zeros(3), facts, None)
         assert found.degenerate
         assert found.best == 1
+
+    def test_what_all_rows_say_decides_on_degenerate_trials(self):
+        labels = np.array([[0, 0, 1, 1], [0, 0, 1, 1], [0, 1, 0, 1]], np.int32)
+        facts = [{"n_clusters": 2, "noise": noise, "seconds": 1.0} for noise in (0.6, 0.6, 0.1)]
+        found = judge(labels, np.zeros(3), facts, None)
+        assert found.best == 2
+        assert found.agreement[:2] == [None, None]
 
     def test_of_noise_only_warns(self, tmp_path):
         space, fixed = {"max_z": [1.0, 2.0]}, {"z": -9.0, "max_scr_rounds": 0}

@@ -136,7 +136,8 @@ def _given(run: Run) -> dict[str, Any]:
     usual = defaults()
     given = {name: value for name, value in asked(run).items() if usual.get(name) != value}
     path, _ = run.summary["graph"]
-    return given if path is None else given | {"graph": path}
+    is_given = path is not None or run.summary.get("graph_given", False)
+    return given | ({"graph": path or run.path} if is_given else {})
 
 
 def versions(run: Run) -> dict[str, str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,34 +54,9 @@ class ExpandSpec:
     """What the pages at hand may take."""
 
 
-class AtHand(NamedTuple):
-    """The rows of a graph, as far as a cache holds them."""
-
-    pages: Pages
-    longer: Pages
-
-
-def open_rows(graph: GraphRows, k: int, cache_nbytes: int) -> AtHand:
-    """Open the rows of a graph with a cache, and read them if it holds them all."""
-    budgets = _share_out(graph, cache_nbytes)
-    files = [graph.array(name) for name in ("neighbors", "distances")]
-    longer = [graph.longer_array(name) for name in ("neighbors", "distances")]
-    at_hand = AtHand(
-        Pages(files, min(graph.k, k) + 1, budgets[0]),
-        Pages(longer, min(graph.longest_k, k) + 1, budgets[1]),
-    )
-    for pages in at_hand:
-        if pages.n_slots == pages.n_pages:
-            pages.bring_all()
-    return at_hand
-
-
-def expand(
-    engine: Engine, folder: Folder, spec: ExpandSpec, rows: Callable[[], AtHand] | None = None
-) -> Receipt:
-    """Grow the skeletons, or take up what was done before; `rows` gives those read ahead."""
-    find_rows = rows or functools.partial(open_rows, spec.graph, spec.params.k, spec.cache_nbytes)
-    summary = run_stage(folder, functools.partial(_build, engine, spec, find_rows))
+def expand(engine: Engine, folder: Folder, spec: ExpandSpec) -> Receipt:
+    """Grow the skeletons, or take up what was done before."""
+    summary = run_stage(folder, functools.partial(_build, engine, spec))
     Checkpoints(folder).remove()
     return summary
 
@@ -91,10 +66,8 @@ def label_dtype(n_points: int) -> np.dtype[Any]:
     return np.dtype(np.int32 if n_points < 2**31 else np.int64)
 
 
-def _build(
-    engine: Engine, spec: ExpandSpec, find_rows: Callable[[], AtHand], folder: Folder
-) -> Receipt:
-    expansion = Expansion(folder, spec, find_rows())
+def _build(engine: Engine, spec: ExpandSpec, folder: Folder) -> Receipt:
+    expansion = Expansion(folder, spec)
     with engine.here("expand", spec.seeds.n_ranges) as done:
         expansion.run(done)
     labels = expansion.growth.labels
@@ -108,12 +81,12 @@ def _build(
 class Expansion:
     """An expansion under way."""
 
-    def __init__(self, folder: Folder, spec: ExpandSpec, rows: AtHand) -> None:
+    def __init__(self, folder: Folder, spec: ExpandSpec) -> None:
         graph = spec.graph
         self.folder, self.spec = folder, spec
         self.settings = expansion_settings(spec.params, spec.thresholds)
         self.settings["n_steps"] = STEPS_PER_CALL
-        self.pages, self.longer_pages = rows
+        self.pages, self.longer_pages = _open_rows(graph, spec.params.k, spec.cache_nbytes)
         points = graph.longer_array("points").read(0, self.longer_pages.n_rows)
         self.longer = kernel.Longer(points, self.longer_pages.slots)
         self.growth = kernel.Growth(
@@ -228,6 +201,21 @@ class Expansion:
         growth.closed[: int(growth.state["n_closed"][0])] = read("closed")
         self.largest, self.read_before = facts["largest"], facts["read_nbytes"]
         return int(facts["piece"])
+
+
+def _open_rows(graph: GraphRows, k: int, cache_nbytes: int) -> tuple[Pages, Pages]:
+    """Open rows and longer rows with a cache, and read them if it holds them all."""
+    budgets = _share_out(graph, cache_nbytes)
+    files = [graph.array(name) for name in ("neighbors", "distances")]
+    longer = [graph.longer_array(name) for name in ("neighbors", "distances")]
+    at_hand = (
+        Pages(files, min(graph.k, k) + 1, budgets[0]),
+        Pages(longer, min(graph.longest_k, k) + 1, budgets[1]),
+    )
+    for pages in at_hand:
+        if pages.n_slots == pages.n_pages:
+            pages.bring_all()
+    return at_hand
 
 
 def _share_out(graph: GraphRows, cache_nbytes: int) -> tuple[int, int]:
