@@ -225,6 +225,8 @@ def _local_engine(
     connect: Any = distributed.Client
     options = {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"}
     scheduler = {"cls": distributed.Scheduler, "options": {**options, "dashboard": False}}
+    # Workers end before their scheduler has sent them all: no news to anyone.
+    logging.getLogger("distributed.batched").setLevel(logging.WARNING)
     with dask.config.set(_SCHEDULER_CONFIG):
         cluster = stack.enter_context(start(scheduler=scheduler, silence_logs=logging.CRITICAL))
     workers = _LocalWorkers(n_workers, cluster.scheduler_address, memory_limit)

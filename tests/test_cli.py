@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 import dask
-import distributed  # noqa: F401: what is set before its defaults are there would undo them
+import distributed  # noqa: F401  (what is set before its defaults are there would undo them)
 import numpy as np
 import psutil
 import pytest
