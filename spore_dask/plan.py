@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -83,6 +83,36 @@ class Options:
             n_partitions=n_partitions,
             seed=RANGES["seed"].check("seed", self.seed),
         )
+
+
+def refuse_memory(
+    projected: Mapping[str, int], limit: int, reason: Callable[[str, str], str]
+) -> None:
+    """Refuse stages that would go past the limit of a process; `reason` says why they need it."""
+    for stage, nbytes in projected.items():
+        if nbytes > limit:
+            raise LimitError(
+                f"memory_limit is {format_bytes(limit)} a process, but "
+                f"{reason(stage, format_bytes(nbytes))}."
+            )
+
+
+def refuse_disk(needed: int, free: int | None) -> None:
+    """Refuse what there is no room for on the disk, where that is known."""
+    if free is not None and needed > free:
+        raise LimitError(
+            f"The run needs {format_bytes(needed)} of disk, but {format_bytes(free)} are free "
+            "where it goes: free some, or give another `out`."
+        )
+
+
+def chunk_reason(data: Input, stage: str, needed: str) -> str:
+    """Say why a stage that reads the input needs so much, and what to change."""
+    source = data.source
+    return (
+        f"{stage} needs {needed} for chunks of {source.chunk_rows} rows "
+        f"({format_bytes(source.chunk_nbytes)}): raise it, or write the data in smaller chunks"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,29 +192,13 @@ class Plan:
 
     def check(self) -> None:
         """Refuse what cannot work."""
-        for stage, nbytes in self.memory().items():
-            if nbytes > self.memory_limit:
-                raise LimitError(
-                    f"memory_limit is {format_bytes(self.memory_limit)} a process, but "
-                    f"{self._reason(stage, format_bytes(nbytes))}."
-                )
-        needed = self.disk_nbytes - self.disk_used
-        if self.disk_free is not None and needed > self.disk_free:
-            raise LimitError(
-                f"The run needs {format_bytes(needed)} of disk, but "
-                f"{format_bytes(self.disk_free)} are free where it goes: free some, or give "
-                "another `out`."
-            )
+        refuse_memory(self.memory(), self.memory_limit, self.reason)
+        refuse_disk(self.disk_nbytes - self.disk_used, self.disk_free)
 
-    def _reason(self, stage: str, needed: str) -> str:
+    def reason(self, stage: str, needed: str) -> str:
         """Say why a stage needs so much, and what to change."""
         if stage in ("scan", "exchange"):
-            source = self.data.source
-            return (
-                f"{stage} needs {needed} for chunks of {source.chunk_rows} rows "
-                f"({format_bytes(source.chunk_nbytes)}): raise it, or write the data in smaller "
-                "chunks"
-            )
+            return chunk_reason(self.data, stage, needed)
         if stage == "driver":
             return f"a sample of {self.input_shape.sample_size} rows needs {needed}: raise it"
         return (
@@ -258,7 +272,8 @@ class FitPlan(Plan):
         left = max(0, self.memory_limit - self.memory()["expand"]) * 3 // 4
         return left if self.cache_limit is None else min(left, self.cache_limit)
 
-    def _reason(self, stage: str, needed: str) -> str:
+    def reason(self, stage: str, needed: str) -> str:
+        """Say why a stage needs so much, and what to change."""
         if stage == "driver":
             return (
                 f"the driver needs {needed} for a sample of {self.input_shape.sample_size} rows "
@@ -269,7 +284,7 @@ class FitPlan(Plan):
                 f"the coordinator needs {needed} for {self.shape.n_points} points "
                 f"({memory.POINT_STATE_NBYTES} bytes each): raise it"
             )
-        return super()._reason(stage, needed)
+        return super().reason(stage, needed)
 
 
 PlanType = TypeVar("PlanType", bound=Plan)

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from dask.utils import format_bytes
-
 from spore_dask import memory
-from spore_dask.errors import LimitError
 from spore_dask.inputs import Input
 from spore_dask.memory import Shape
+from spore_dask.plan import chunk_reason, refuse_disk, refuse_memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,29 +56,13 @@ class PredictPlan:
 
     def check(self) -> None:
         """Refuse what cannot work."""
-        for stage, nbytes in self.memory().items():
-            if nbytes > self.memory_limit:
-                raise LimitError(
-                    f"memory_limit is {format_bytes(self.memory_limit)} a process, but "
-                    f"{self._reason(stage, format_bytes(nbytes))}."
-                )
-        needed = self.disk_nbytes - self.disk_used
-        if self.disk_free is not None and needed > self.disk_free:
-            raise LimitError(
-                f"The prediction needs {format_bytes(needed)} of disk, but "
-                f"{format_bytes(self.disk_free)} are free where it goes: free some, or give "
-                "another `out`."
-            )
+        refuse_memory(self.memory(), self.memory_limit, self.reason)
+        refuse_disk(self.disk_nbytes - self.disk_used, self.disk_free)
 
-    def _reason(self, stage: str, needed: str) -> str:
+    def reason(self, stage: str, needed: str) -> str:
         """Say why a stage needs so much, and what to change."""
         if stage in ("scan", "exchange"):
-            source = self.data.source
-            return (
-                f"{stage} needs {needed} for chunks of {source.chunk_rows} rows "
-                f"({format_bytes(source.chunk_nbytes)}): raise it, or write the data in smaller "
-                "chunks"
-            )
+            return chunk_reason(self.data, stage, needed)
         if stage == "predict":
             return (
                 f"a vote needs {needed} for {self.n_clusters} clusters and a run of "

@@ -19,7 +19,7 @@ import zarr
 from PIL import Image
 
 import spore_dask
-from spore_dask import Graph, InputError, clean, fit, open_run, report
+from spore_dask import Graph, InputError, clean, fit, open_run, report, tune
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.reporting import colors, distances, facts, maps, recipes, samples
 from spore_dask.reporting.samples import PointRows, SourceRows
@@ -204,6 +204,18 @@ def test_the_calls_give_the_same_run(town):
     words = shlex.split(recipes.command_line(run).replace("\\\n", ""))
     given = ["--min-cluster-size", "60"]
     assert words == ["spore-dask", "fit", str(town / "town.zarr"), run.path, *given]
+
+
+def test_the_call_of_a_tuned_run_names_its_graph(tmp_path):
+    x = np.random.default_rng(0).normal(size=(3000, 3)).astype(np.float32)
+    source = write_zarr(tmp_path / "x.zarr", x)
+    run = tune(source, n_trials=4, n_workers=0).run
+    call = recipes.python_call(run)
+    assert f"graph={run.path!r}" in call
+    found = {}
+    exec(call.replace(f"    {run.path!r},", f"    {str(tmp_path / 'again')!r},", 1), found)
+    assert found["run"].graph == run.graph
+    np.testing.assert_array_equal(found["run"].labels[...], run.labels[...])
 
 
 def test_the_call_with_a_graph_and_options(run, tmp_path):
