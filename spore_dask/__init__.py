@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     from spore_dask.errors import (
         ClusterError,
         DamagedError,
+        DeniedError,
         InputError,
         LimitError,
         ParameterError,
         SporeError,
+        StoreError,
     )
     from spore_dask.estimates import estimate
     from spore_dask.estimator import SPORE
@@ -33,6 +35,7 @@ __all__ = [
     "SPORE",
     "ClusterError",
     "DamagedError",
+    "DeniedError",
     "Graph",
     "InputError",
     "LimitError",
@@ -41,6 +44,7 @@ __all__ = [
     "Prediction",
     "Run",
     "SporeError",
+    "StoreError",
     "Tuning",
     "build_graph",
     "clean",
@@ -65,10 +69,12 @@ _HOMES = {
     "errors": [
         "ClusterError",
         "DamagedError",
+        "DeniedError",
         "InputError",
         "LimitError",
         "ParameterError",
         "SporeError",
+        "StoreError",
     ],
     "estimator": ["SPORE"],
     "estimates": ["estimate"],

@@ -21,5 +21,13 @@ class DamagedError(SporeError, OSError):
     """What is on disk is not what was written."""
 
 
+class StoreError(SporeError, OSError):
+    """A disk or an object store failed again and again: trying later may help."""
+
+
+class DeniedError(SporeError, PermissionError):
+    """An object store does not let this process in."""
+
+
 class ClusterError(SporeError, RuntimeError):
     """Workers or their scheduler failed: trying again may help."""

@@ -16,7 +16,7 @@ import zarr
 from numpy.typing import NDArray
 
 from spore_dask.clusters import NOISE, Thresholds
-from spore_dask.errors import DamagedError, InputError
+from spore_dask.errors import DamagedError, InputError, SporeError
 from spore_dask.params import one_of
 from spore_dask.store import Folder, address
 from spore_dask.tasks import MARKER
@@ -149,7 +149,7 @@ def verify(run: Run | str | os.PathLike[str]) -> dict[str, int]:
     run = as_run(run)
     try:
         return _verify_result(run) | _verify_stages(run) | _verify_graph(run)
-    except DamagedError:
+    except SporeError:
         raise
     except Exception as error:  # whatever a decoder makes of damaged bytes
         raise _damaged(run, f"something cannot be read ({error})") from error

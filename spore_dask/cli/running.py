@@ -25,10 +25,12 @@ import click
 from spore_dask.errors import (
     ClusterError,
     DamagedError,
+    DeniedError,
     InputError,
     LimitError,
     ParameterError,
     SporeError,
+    StoreError,
 )
 
 EXIT_CODES = {
@@ -38,7 +40,7 @@ EXIT_CODES = {
     3: "bad input: not there, not readable, changed since, or not to be clustered",
     4: "too big: for the memory limit, or for the disk",
     5: "damaged: what is on disk is not what was written",
-    6: "the cluster failed: workers died, or no scheduler answers; trying again may help",
+    6: "the cluster or the store failed: it died, or does not answer; trying again may help",
     129: "stopped by SIGHUP; the same command continues",
     130: "stopped by Ctrl-C (SIGINT); the same command continues",
     141: "nobody read what was printed (SIGPIPE); a run that was begun is done",
@@ -48,6 +50,8 @@ CODES: list[tuple[type[BaseException], int]] = [
     (LimitError, 4),  # before its base, ParameterError, and before ClusterError: no use to retry
     (MemoryError, 4),
     (ClusterError, 6),
+    (StoreError, 6),
+    (DeniedError, 3),
     (DamagedError, 5),
     (InputError, 3),
     (ParameterError, 2),
