@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from spore_dask.errors import (
         ClusterError,
         DamagedError,
+        FullDiskError,
         InputError,
         LimitError,
         ParameterError,
@@ -33,6 +34,7 @@ __all__ = [
     "SPORE",
     "ClusterError",
     "DamagedError",
+    "FullDiskError",
     "Graph",
     "InputError",
     "LimitError",
@@ -65,6 +67,7 @@ _HOMES = {
     "errors": [
         "ClusterError",
         "DamagedError",
+        "FullDiskError",
         "InputError",
         "LimitError",
         "ParameterError",

@@ -278,4 +278,4 @@ def _place(engine: Engine, work: Folder, task: Task, plan: PredictPlan) -> Point
         exchange_nbytes=needs["exchange"],
         gather_nbytes=needs["partition"],
     )
-    return partition(engine, work.child("points"), spec, scanned.sample())
+    return partition(engine, work.child("points"), spec, scanned.sample(), scanned.checksums)

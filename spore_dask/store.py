@@ -3,10 +3,11 @@
 A `Folder` is a directory or a prefix in an object store. Arrays that many tasks write, or that
 users read, are Zarr. Those of a graph are not compressed, because what a run writes is read again
 soon and hardly shrinks; a chunk then is just the bytes of its rows, which a `RowArray` writes
-without a copy and reads row by row. The checksum of each chunk is in its task's receipt.
-Arrays that one task writes and others read as a whole are .npy files with a checksum, which open
-ten times as fast. Whole chunks are written at once, and on local disks files appear whole or not at
-all.
+without a copy and reads row by row. Arrays that one task writes and others read as a whole are .npy
+files, which open ten times as fast. Whole chunks are written at once, and on local disks files
+appear whole or not at all.
+Whatever is read of a run is compared with checksums first: those of .npy files and documents are
+inside, those of rows beside them, in `checks/`, one for each block of a few rows.
 A `Source` is the input: a Zarr array that every process can open by its address.
 Memory: what is read or written.
 """
@@ -15,28 +16,43 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import hashlib
 import io
 import json
 import math
 import os
+import shutil
 import uuid
 import zlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import fsspec
 import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from spore_dask.errors import DamagedError, InputError
+from spore_dask.errors import DamagedError, FullDiskError, InputError
+from spore_dask.kernels.checks import block_checksums
+from spore_dask.memory import PAGE_ROWS
 
 PARTIAL = ".partial"
+CHECKS = "checks"
+"""Folder of the checksums of files of rows, beside these."""
+CHECKSUM = "crc32"
+"""Where a document has its checksum."""
 CHECKSUM_NBYTES = 4
+BLOCK_NBYTES = 1024
+"""Rows of few bytes that share a checksum; of others, those of a page do."""
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+UNREADABLE = (RuntimeError, ValueError, KeyError, IndexError, TypeError, EOFError, OSError, zlib.error)
+"""What decoders raise when bytes are not what they expect."""
 HEADER_NBYTES = 4096
 """More than the header of any .npy file of ours."""
+ROWS = "rows.json"
+"""Says how the rows of an array lie in its chunks, as its Zarr metadata do, but checked."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -124,10 +140,16 @@ class Folder:
             return
         target = f"{path}/{name}"
         partial = f"{target}.{uuid.uuid4().hex}{PARTIAL}"
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        with open(partial, "wb") as file:
-            file.writelines(content)
-        os.replace(partial, target)
+        with room_for(target, sum(len(part) for part in content)):
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            try:
+                with open(partial, "wb") as file:
+                    file.writelines(content)
+                os.replace(partial, target)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(partial)
+                raise
 
     def read_bytes(self, name: str, first: int | None = None, last: int | None = None) -> bytes:
         """Read a file, or its bytes [first, last)."""
@@ -135,42 +157,63 @@ class Folder:
         content: bytes = files.cat_file(f"{path}/{name}", start=first, end=last)
         return content
 
-    def write_json(self, name: str, value: Any) -> None:
-        """Write a document."""
-        self.write_bytes(name, json.dumps(value, indent=1).encode())
+    def write_json(self, name: str, value: dict[str, Any]) -> None:
+        """Write a document, and its checksum in it."""
+        checked = {**value, CHECKSUM: _checksum_of(value)}
+        self.write_bytes(name, json.dumps(checked, indent=1).encode())
 
     def read_json(self, name: str) -> Any:
-        """Read a document; None if it is not there."""
+        """Read a document; None if it is not there. One that others wrote has no checksum."""
         try:
-            return json.loads(self.read_bytes(name))
+            value = json.loads(self.read_bytes(name))
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise DamagedError(
-                f"The document {name!r} in {self.url!r} is damaged ({error}): remove it, or its "
-                "stage's folder, and run again."
-            ) from None
+            raise self.damaged("document", name, str(error)) from None
+        if isinstance(value, dict):
+            checksum = value.pop(CHECKSUM, None)
+            if checksum is not None and checksum != _checksum_of(value):
+                raise self.damaged("document", name, "its checksum is wrong")
+        return value
+
+    def damaged(self, kind: str, name: str, why: str) -> DamagedError:
+        """Return what to raise about something in this folder."""
+        return DamagedError(
+            f"The {kind} {name!r} in {self.url!r} is damaged ({why})",
+            place=self.child(name).url,
+            remedy="remove its stage's folder and run again",
+        )
 
     def create_rows(
         self, name: str, shape: tuple[int, ...], dtype: Any, chunk_rows: int
     ) -> RowArray:
         """Create a Zarr array in chunks of rows, each written by one task; once is enough."""
         chunk_rows = max(1, min(chunk_rows, shape[0]))
-        if not self.exists(f"{name}/zarr.json"):
-            zarr.create_array(
-                self.child(name).url,
-                shape=shape,
-                dtype=dtype,
-                chunks=(chunk_rows, *shape[1:]),
-                compressors=None,
-                fill_value=0,
-            )
+        if not self.exists(f"{name}/{ROWS}"):
+            with room_for(self.child(name).url):
+                zarr.create_array(
+                    self.child(name).url,
+                    shape=shape,
+                    dtype=dtype,
+                    chunks=(chunk_rows, *shape[1:]),
+                    compressors=None,
+                    fill_value=0,
+                    overwrite=True,
+                )
+            known = {"shape": shape, "dtype": np.dtype(dtype).str, "chunk_rows": chunk_rows}
+            self.child(name).write_json(ROWS, known)
         return self.known_rows(name, shape, dtype, chunk_rows)
 
     def open_rows(self, name: str) -> RowArray:
         """Open what `create_rows` has created."""
-        array = self.open_array(name)
-        return self.known_rows(name, array.shape, array.dtype, array.chunks[0])
+        known = self.child(name).read_json(ROWS)
+        if known is None:
+            raise self.damaged("array", name, "it is not there")
+        return self.known_rows(name, tuple(known["shape"]), known["dtype"], known["chunk_rows"])
+
+    def row_arrays(self) -> list[RowArray]:
+        """Open everything in this folder that `create_rows` has created."""
+        return [self.open_rows(name) for name in self.names() if self.exists(f"{name}/{ROWS}")]
 
     def known_rows(
         self, name: str, shape: tuple[int, ...], dtype: Any, chunk_rows: int
@@ -192,15 +235,16 @@ class Folder:
 
         What is missing later reads as `fill_value`.
         """
-        zarr.create_array(
-            self.child(name).url,
-            shape=array.shape,
-            dtype=array.dtype,
-            chunks=(max(1, min(chunk_rows, len(array))), *array.shape[1:]),
-            fill_value=fill_value,
-            overwrite=True,
-            config={"write_empty_chunks": True},
-        )[...] = array
+        with room_for(self.child(name).url, array.nbytes):
+            zarr.create_array(
+                self.child(name).url,
+                shape=array.shape,
+                dtype=array.dtype,
+                chunks=(max(1, min(chunk_rows, len(array))), *array.shape[1:]),
+                fill_value=fill_value,
+                overwrite=True,
+                config={"write_empty_chunks": True},
+            )[...] = array
 
     def append_zarr(self, name: str, rows: NDArray[Any], about: dict[str, Any]) -> None:
         """Append a chunk of rows to a Zarr array for users; the first one creates it.
@@ -214,41 +258,52 @@ class Folder:
         about : dict
             What is noted in the array's attributes.
         """
-        place = self.child(name).url
-        if not self.exists(f"{name}/zarr.json"):
-            zarr.create_array(
-                place,
-                shape=(0, *rows.shape[1:]),
-                dtype=rows.dtype,
-                chunks=rows.shape,
-                attributes=about,
-                config={"write_empty_chunks": True},
-            )
-        zarr.open_array(place, mode="r+", config={"write_empty_chunks": True}).append(rows)
+        place, config = self.child(name).url, {"write_empty_chunks": True}
+        with room_for(place, rows.nbytes):
+            if not self.exists(f"{name}/zarr.json"):
+                zarr.create_array(
+                    place,
+                    shape=(0, *rows.shape[1:]),
+                    dtype=rows.dtype,
+                    chunks=rows.shape,
+                    attributes=about,
+                    config=config,
+                )
+            zarr.open_array(place, mode="r+", config=config).append(rows)
 
     def write_array(self, name: str, array: NDArray[Any]) -> None:
-        """Write an array that is read as a whole: an .npy file, and its checksum at the end."""
+        """Write an array that is read as a whole: an .npy file, and the checksum of all that."""
         data = np.ascontiguousarray(array)
         header = io.BytesIO()
         np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(data))
-        content = data.reshape(-1).view(np.uint8).data
-        checksum = zlib.crc32(content).to_bytes(CHECKSUM_NBYTES, "little")
-        self.write_bytes(f"{name}.npy", header.getvalue(), content, checksum)
+        content = data.reshape(-1).view(np.uint8)
+        checksum = _checksum_bytes(header.getvalue(), content)
+        self.write_bytes(f"{name}.npy", header.getvalue(), content.data, checksum)
 
     def read_array(self, name: str) -> NDArray[Any]:
         """Read what `write_array` has written."""
-        content = self._read_buffer(f"{name}.npy")
+        try:
+            content = self._read_buffer(f"{name}.npy")
+        except FileNotFoundError:
+            raise self.damaged("array", f"{name}.npy", "it is not there") from None
+        content, checksum = np.split(content, [max(0, len(content) - CHECKSUM_NBYTES)])
+        if _checksum_bytes(content) != checksum.tobytes():
+            raise self.damaged("array", f"{name}.npy", "its checksum is wrong")
         head = io.BytesIO(content[:HEADER_NBYTES].tobytes())
         np.lib.format.read_magic(head)
         shape, _, dtype = np.lib.format.read_array_header_1_0(head)
-        data = content[head.tell() : len(content) - CHECKSUM_NBYTES]
-        checksum = content[len(content) - CHECKSUM_NBYTES :].tobytes()
-        if zlib.crc32(data.data).to_bytes(CHECKSUM_NBYTES, "little") != checksum:
-            raise DamagedError(
-                f"The array {name!r} in {self.url!r} is damaged (its checksum is wrong): remove "
-                "its stage's folder and run again."
-            )
-        return data.view(dtype).reshape(shape)
+        return content[head.tell() :].view(dtype).reshape(shape)
+
+    def write_rows(self, name: str, rows: NDArray[Any], n_missing: int = 0) -> None:
+        """Write rows as plain bytes, for `RowFiles`, and beside them their checksums.
+
+        Zeros take the place of `n_missing` further rows.
+        """
+        content = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+        row_nbytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
+        checksums = _checksums(content, [len(content)], row_nbytes)
+        self.write_bytes(f"{CHECKS}/{name}", checksums.view(np.uint8).data)
+        self.write_bytes(name, content.data, bytes(n_missing * row_nbytes))
 
     def _read_buffer(self, name: str) -> NDArray[np.uint8]:
         """Read a file into memory that can be written to."""
@@ -259,6 +314,124 @@ class Folder:
             content = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
             file.readinto(content.data)
         return content
+
+    def read_parts(self, parts: list[tuple[str, int, int]], content: memoryview) -> None:
+        """Fill `content` with parts of files: name, first byte and number of bytes of each."""
+        files, path = self._files
+        if self.is_local:
+            self._read_local(path, parts, content)
+            return
+        found = files.cat_ranges(
+            [f"{path}/{name}" for name, _, _ in parts],
+            [start for _, start, _ in parts],
+            [start + nbytes for _, start, nbytes in parts],
+        )
+        place = 0
+        for (name, _, nbytes), part in zip(parts, found, strict=True):
+            if isinstance(part, FileNotFoundError):
+                raise self.damaged("file", name, "it is not there")
+            if isinstance(part, Exception):
+                raise part
+            if len(part) != nbytes:
+                raise self.damaged("file", name, f"it ends {nbytes - len(part)} bytes too early")
+            content[place : place + nbytes] = part
+            place += nbytes
+
+    def _read_local(
+        self, path: str, parts: list[tuple[str, int, int]], content: memoryview
+    ) -> None:
+        """Fill `content` with parts of files on this machine's disks."""
+        name, place, file = "", 0, -1
+        try:
+            for wanted, start, nbytes in parts:
+                if wanted != name:
+                    if file >= 0:
+                        os.close(file)
+                    file = -1
+                    name, file = wanted, os.open(f"{path}/{wanted}", os.O_RDONLY)
+                n_read = _read_into(file, start, content[place : place + nbytes])
+                if n_read < nbytes:
+                    why = f"it ends {nbytes - n_read} bytes too early"
+                    raise self.damaged("file", wanted, why)
+                place += nbytes
+        except FileNotFoundError:
+            raise self.damaged("file", wanted, "it is not there") from None
+        finally:
+            if file >= 0:
+                os.close(file)
+
+
+def _read_into(file: int, start: int, content: memoryview) -> int:
+    """Fill `content` from a place in a file on, as far as it goes; return how far.
+
+    One call may read no more than 2 GiB.
+    """
+    n_read = 0
+    while n_read < len(content):
+        n_new = os.preadv(file, [content[n_read:]], start + n_read)
+        if n_new == 0:
+            break
+        n_read += n_new
+    return n_read
+
+
+@contextlib.contextmanager
+def room_for(place: str, nbytes: int = 0) -> Iterator[None]:
+    """Make one sentence of a disk that is full while something is written to a place."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, FullDiskError) or error.errno not in NO_ROOM:
+            raise
+        raise full_disk(place, nbytes) from error
+
+
+def full_disk(place: str, nbytes: int = 0) -> FullDiskError:
+    """Return what to raise when there is no room at a place for some bytes."""
+    there = place
+    while there and not os.path.exists(there):
+        there = os.path.dirname(there)
+    free = f" ({shutil.disk_usage(there).free} bytes are free)" if there else ""
+    what = f"{nbytes} bytes more" if nbytes else "more"
+    return FullDiskError(
+        f"There is no room to write {what} to {place!r}{free}: free some, or raise the quota, and "
+        "call again to continue with what is done."
+    )
+
+
+def _checksum_of(value: Any) -> int:
+    """Return the checksum of a document."""
+    return zlib.crc32(json.dumps(value, indent=1).encode())
+
+
+def _checksum_bytes(*parts: Any) -> bytes:
+    """Return the checksum of an .npy file."""
+    checksum = functools.reduce(lambda known, part: zlib.crc32(part, known), parts, 0)
+    return checksum.to_bytes(CHECKSUM_NBYTES, "little")
+
+
+def _block_rows(row_nbytes: int) -> int:
+    """Return how many rows share a checksum."""
+    return max(PAGE_ROWS, BLOCK_NBYTES // row_nbytes) if row_nbytes < 16 else PAGE_ROWS
+
+
+def _checksums(
+    content: NDArray[np.uint8], piece_nbytes: list[int], row_nbytes: int
+) -> NDArray[np.uint32]:
+    """Return the checksums of the blocks of pieces that begin with a block."""
+    block_nbytes = _block_rows(row_nbytes) * row_nbytes
+    n_blocks = sum(-(-nbytes // block_nbytes) for nbytes in piece_nbytes)
+    found = np.empty(n_blocks, np.uint32)
+    block_checksums(content, np.array(piece_nbytes, np.int64), block_nbytes, found)
+    return found
+
+
+class Piece(NamedTuple):
+    """Rows [first, last) of a file."""
+
+    file: int
+    first: int
+    last: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,36 +460,64 @@ class RowFiles:
         lasts: NDArray[np.int64],
         into: NDArray[Any] | None = None,
     ) -> NDArray[Any]:
-        """Read the rows of some ranges, one behind the other, into an array if one is given."""
+        """Read the rows of some ranges, one behind the other, into an array if one is given.
+
+        Whole blocks are read, since they are compared with their checksums.
+        """
         n_rows = int((lasts - firsts).sum())
         found = np.empty((n_rows, *self.row_shape), self.dtype) if into is None else into[:n_rows]
-        pieces = self._pieces(firsts, lasts)
-        content = found.reshape(-1).view(np.uint8)
-        files, path = self.folder._files
-        if self.folder.is_local:
-            _read_pieces(path, pieces, content.data)
+        wanted = self._pieces(firsts, lasts)
+        whole = [self._whole_blocks(piece) for piece in wanted]
+        if whole == wanted:
+            self._read(whole, found)
             return found
-        parts = files.cat_ranges(
-            [f"{path}/{name}" for name, _, _ in pieces],
-            [start for _, start, _ in pieces],
-            [start + nbytes for _, start, nbytes in pieces],
-        )
-        content[:] = np.frombuffer(b"".join(parts), np.uint8)
+        rows = np.empty((sum(p.last - p.first for p in whole), *self.row_shape), self.dtype)
+        self._read(whole, rows)
+        place, start = 0, 0
+        for piece, around in zip(wanted, whole, strict=True):
+            n_here, skipped = piece.last - piece.first, piece.first - around.first
+            found[place : place + n_here] = rows[start + skipped : start + skipped + n_here]
+            place, start = place + n_here, start + around.last - around.first
         return found
 
-    def _pieces(
-        self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]
-    ) -> list[tuple[str, int, int]]:
-        """Return file, first byte and number of bytes of what ranges of rows are made of."""
+    def _pieces(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> list[Piece]:
+        """Return what ranges of rows are made of."""
         pieces = []
         files = np.searchsorted(self.starts, firsts, side="right") - 1
         for first, last, file in zip(firsts.tolist(), lasts.tolist(), files.tolist(), strict=True):
             while first < last:
-                row, n_rows = first - self.starts[file], min(last, self.starts[file + 1]) - first
-                nbytes = int(n_rows) * self.row_nbytes
-                pieces.append((self.names[file], int(row) * self.row_nbytes, nbytes))
-                first, file = first + int(n_rows), file + 1
+                start, end = int(self.starts[file]), min(last, int(self.starts[file + 1]))
+                if first < end:
+                    pieces.append(Piece(file, first - start, end - start))
+                first, file = end, file + 1
         return pieces
+
+    def _whole_blocks(self, piece: Piece) -> Piece:
+        """Return the blocks that rows lie in."""
+        step = _block_rows(self.row_nbytes)
+        n_rows = int(self.starts[piece.file + 1] - self.starts[piece.file])
+        last = min(-(-piece.last // step) * step, n_rows)
+        return Piece(piece.file, piece.first // step * step, last)
+
+    def _read(self, pieces: list[Piece], into: NDArray[Any]) -> None:
+        """Fill an array with whole blocks, compared with their checksums."""
+        step, nbytes = _block_rows(self.row_nbytes), self.row_nbytes
+        content = into.reshape(-1).view(np.uint8)
+        sizes = [(piece.last - piece.first) * nbytes for piece in pieces]
+        n_blocks = [-(-(piece.last - piece.first) // step) for piece in pieces]
+        known = np.empty(sum(n_blocks), np.uint32)
+        names = [self.names[piece.file] for piece in pieces]
+        starts = [piece.first * nbytes for piece in pieces]
+        self.folder.read_parts(list(zip(names, starts, sizes, strict=True)), content.data)
+        checks = [
+            (f"{CHECKS}/{name}", CHECKSUM_NBYTES * (piece.first // step), CHECKSUM_NBYTES * n)
+            for name, piece, n in zip(names, pieces, n_blocks, strict=True)
+        ]
+        self.folder.read_parts(checks, known.view(np.uint8).data)
+        wrong = _checksums(content, sizes, nbytes) != known
+        if wrong.any():
+            piece = int(np.searchsorted(np.cumsum(n_blocks), np.argmax(wrong), side="right"))
+            raise self.folder.damaged("file", names[piece], "a checksum is wrong")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -334,37 +535,7 @@ class RowArray(RowFiles):
         if self.starts[file] != first or self.starts[file + 1] != first + len(rows):
             raise ValueError(f"rows [{first}, {first + len(rows)}) are not one whole chunk")
         data = np.ascontiguousarray(rows, self.dtype.newbyteorder("<"))
-        missing = bytes((self.chunk_rows - len(rows)) * self.row_nbytes)
-        self.folder.write_bytes(self.names[file], data.reshape(-1).view(np.uint8).data, missing)
-
-
-def _read_pieces(path: str, pieces: list[tuple[str, int, int]], content: memoryview) -> None:
-    """Fill `content` with pieces of files on this machine's disks."""
-    name, place, file = "", 0, -1
-    try:
-        for wanted, start, nbytes in pieces:
-            if wanted != name:
-                if file >= 0:
-                    os.close(file)
-                name, file = wanted, os.open(f"{path}/{wanted}", os.O_RDONLY)
-            _read_into(file, start, content[place : place + nbytes])
-            place += nbytes
-    finally:
-        if file >= 0:
-            os.close(file)
-
-
-def _read_into(file: int, start: int, content: memoryview) -> None:
-    """Fill `content` from a place in a file on; one call may read no more than 2 GiB."""
-    n_read = 0
-    while n_read < len(content):
-        n_new = os.preadv(file, [content[n_read:]], start + n_read)
-        if n_new == 0:
-            raise DamagedError(
-                f"A file of the run ends {len(content) - n_read} bytes too early: remove its "
-                "stage's folder and run again."
-            )
-        n_read += n_new
+        self.folder.write_rows(self.names[file], data, self.chunk_rows - len(rows))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -383,7 +554,39 @@ class Source:
 
     def read(self, first: int, last: int) -> NDArray[Any]:
         """Read the rows [first, last)."""
-        return np.asarray(zarr.open_array(self.url, mode="r")[first:last])
+        if self.identity is not None:  # a copy, which a run has written
+            place, _, name = self.url.rpartition("/")
+            dtype = np.dtype(self.dtype).newbyteorder("<")
+            rows = Folder(place).known_rows(name, self.shape, dtype, self.chunk_rows)
+            return rows.read(first, last)
+        try:
+            return np.asarray(zarr.open_array(self.url, mode="r")[first:last])
+        except UNREADABLE as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # of the disk or the network, not of what is there
+            raise InputError(
+                f"Rows {first} to {last - 1} of the data at {self.url!r} cannot be decoded "
+                f"({type(error).__name__}: {error}): a chunk of {self.chunk_rows} rows there is "
+                "damaged; restore it with its time (cp -p), and call again."
+            ) from error
+
+    def read_again(self, first: int, last: int, checksum: int) -> NDArray[Any]:
+        """Read rows whose checksum is known; a chunk that is gone reads as zeros."""
+        data = self.read(first, last)
+        if checksum_of(data) != checksum:
+            raise InputError(
+                f"Rows {first} to {last - 1} of the data at {self.url!r} are no longer what they "
+                "were when the run first read them: restore what has changed, or is missing, with "
+                "its time (cp -p), or give another `out`; then call again."
+            )
+        return data
+
+    def n_missing(self) -> tuple[int, int]:
+        """Return how many chunks are not stored, and how many there should be."""
+        if self.identity is not None:
+            return 0, 0
+        array = zarr.open_array(self.url, mode="r")
+        return max(0, array.nchunks - array.nchunks_initialized), array.nchunks
 
     def fingerprint(self) -> str:
         """Return a hash of the names, sizes and times of the files that the array is made of."""
@@ -398,6 +601,11 @@ class Source:
             for name, info in sorted(found.items())
         ]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def checksum_of(rows: NDArray[Any]) -> int:
+    """Return the checksum of some rows."""
+    return zlib.crc32(np.ascontiguousarray(rows).data)
 
 
 def address(path: str | os.PathLike[str]) -> str:

@@ -118,7 +118,7 @@ class Tracker:
         if error is None:
             return
         names = self._folder.names()
-        refused = isinstance(error, InputError | ParameterError)
+        refused = isinstance(error, InputError | ParameterError) and not isinstance(error, OSError)
         kept = not refused or any(is_done(self._folder.child(name)) for name in names)
         if not self._was_there and not (names and kept):
             self._folder.remove()
