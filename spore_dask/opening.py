@@ -1,7 +1,8 @@
-"""How every long call begins: a plan, workers to follow it, and a record of where it stands.
+"""How every long call begins: a lock, a plan, workers to follow it, a record of where it stands.
 
 Writes that record into the run's folder: see `tracking`. When something in the folder proves to be
 damaged, removes the stage that it belongs to, so that the same call again makes it anew.
+Writes the lock and the record into the run's folder: see `locks` and `tracking`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Any, Protocol, TypeVar
 
 from spore_dask.engine import Engine, open_engine
 from spore_dask.errors import DamagedError, FullDiskError
+from spore_dask.locks import locked
 from spore_dask.points import CACHE
-from spore_dask.progress import as_consumer
+from spore_dask.progress import Event, as_consumer
 from spore_dask.runs import RESULT, SUMMARY, remove_stage, stage_of
 from spore_dask.store import NO_ROOM, Folder, full_disk
 from spore_dask.tracking import Tracker
@@ -50,19 +52,27 @@ def opened(
 ) -> Iterator[tuple[Engine, PlanType]]:
     """Make a plan for a memory limit and a number of workers, and open an engine to follow it.
 
-    What happens is told to `progress`, and kept in the folder under a name.
+    What happens is told to `progress`, and kept in the folder under a name. Nobody else may work
+    there meanwhile.
     """
     tracker = Tracker(folder, name, as_consumer(progress))
     with contextlib.ExitStack() as stack:
+        lock = stack.enter_context(locked(folder, name))
         stack.enter_context(tracker)
         stack.enter_context(healed(folder, name))
+
+        def hear(event: Event) -> None:
+            if event.kind in ("stage-start", "task-done"):
+                lock.check()
+            tracker(event)
+
         if client is not None:  # its workers say what memory there is
-            engine = stack.enter_context(open_engine(client, n_workers, None, tracker))
+            engine = stack.enter_context(open_engine(client, n_workers, None, hear))
             memory_limit = memory_limit or engine.memory_limit
         plan = make(memory_limit, n_workers)
         if client is None:
             limit = plan.memory_limit
-            engine = stack.enter_context(open_engine(None, n_workers, limit, tracker))
+            engine = stack.enter_context(open_engine(None, n_workers, limit, hear))
         stack.callback(CACHE.clear)
         yield engine, plan
 

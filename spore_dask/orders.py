@@ -84,7 +84,9 @@ def places_of(folder: Folder, i: int, n_shards: int, n_ranges: int) -> Places:
     """Return where the entries of a range are."""
     ends = np.array([0, n_ranges + 1])
     array = RowFiles(folder, (PLACES,), ends, (n_shards,), np.dtype(np.int64))
-    begins, stops, totals = array.read_ranges(np.array([i, n_ranges]), np.array([i + 2, n_ranges + 1]))
+    begins, stops, totals = array.read_ranges(
+        np.array([i, n_ranges]), np.array([i + 2, n_ranges + 1])
+    )
     starts = np.append(0, np.cumsum(totals))
     return Places(starts, starts[:-1] + begins, starts[:-1] + stops)
 

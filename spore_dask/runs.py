@@ -7,6 +7,7 @@ finished last. Memory: what is asked for; `verify` has one chunk of rows at a ti
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from typing import Any
@@ -16,7 +17,8 @@ import zarr
 from numpy.typing import NDArray
 
 from spore_dask.clusters import NOISE, Thresholds
-from spore_dask.errors import DamagedError, InputError
+from spore_dask.errors import BusyError, DamagedError, InputError
+from spore_dask.locks import locked
 from spore_dask.params import one_of
 from spore_dask.shards import ARRAYS, GraphRows, Longer
 from spore_dask.store import Folder, RowFiles, address
@@ -151,7 +153,7 @@ def verify(run: Run | str | os.PathLike[str]) -> dict[str, int]:
     try:
         return _verify_result(run) | _verify_stages(run) | _verify_graph(run)
     except DamagedError as error:
-        raise error if error.what.startswith("The run") else _damaged(run, error.what, error.place)
+        raise _damaged(run, error.what, error.place) from error
     except Exception as error:  # whatever a decoder makes of damaged bytes
         raise _damaged(run, f"something cannot be read ({error})") from error
 
@@ -169,14 +171,14 @@ def _verify_result(run: Run) -> dict[str, int]:
         labels, provenance = np.asarray(run.labels[part]), np.asarray(run.provenance[part])
         for name, values in (("labels", labels), ("provenance", provenance)):
             if zlib.crc32(np.ascontiguousarray(values).data) != known["checksums"][name][i]:
-                raise _damaged(run, f"chunk {i} of {name!r} does not have its checksum")
+                raise DamagedError(f"chunk {i} of {name!r} does not have its checksum")
             checked[name] += values.nbytes
         numbers, here = np.unique(labels[labels != NOISE], return_counts=True)
         sizes[numbers] += here
         counts["n_noise"] += int(((labels == NOISE) & (provenance == NOISE)).sum())
         counts["n_skeleton"] += int((provenance == 0).sum())
     if any(counts[name] != known[name] for name in counts) or (sizes != table["size"]).any():
-        raise _damaged(run, "its labels are not in the numbers that were published")
+        raise DamagedError("its labels are not in the numbers that were published")
     return checked
 
 
@@ -189,7 +191,7 @@ def _verify_stages(run: Run) -> dict[str, int]:
             continue
         folder = run.folder.child(stage["name"])
         if not folder.exists(MARKER):
-            raise _damaged(run, f"stage {stage['name']!r} is not there")
+            raise DamagedError(f"stage {stage['name']!r} is not there", folder.child(MARKER).url)
         checked[name] = sum(folder.read_array(array).nbytes for array in folder.arrays())
         if name != "graph":
             checked[name] += sum(_read_rows(rows) for rows in folder.row_arrays())
@@ -254,6 +256,12 @@ def clean(run: Run | str | os.PathLike[str], keep: str = "labels") -> int:
     """
     run = as_run(run)
     KEEP.check("keep", keep)
+    with locked(run.folder, "clean"):
+        return _clean(run, keep)
+
+
+def _clean(run: Run, keep: str) -> int:
+    """Remove what is not to be kept, while nobody else works in the run's folder."""
     run.summary["keep"] = keep
     run.result.write_json(SUMMARY, run.summary)
     wanted = kept_stages(run.folder)
@@ -266,7 +274,10 @@ def clean(run: Run | str | os.PathLike[str], keep: str = "labels") -> int:
 
 def keep_at_most(run: Run, keep: str) -> None:
     """Remove what is no longer to be kept; what was not kept before stays away."""
-    clean(run, min(keep, run.summary["keep"], key=list(KEPT).index))
+    least = min(keep, run.summary["keep"], key=list(KEPT).index)
+    # What is left of a removal that was killed can wait until nobody works there.
+    with contextlib.suppress(*[BusyError] if least == run.summary["keep"] else []):
+        clean(run, least)
 
 
 def kept_stages(folder: Folder, besides: str = "") -> set[str]:

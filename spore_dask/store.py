@@ -47,7 +47,16 @@ CHECKSUM_NBYTES = 4
 BLOCK_NBYTES = 1024
 """Rows of few bytes that share a checksum; of others, those of a page do."""
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
-UNREADABLE = (RuntimeError, ValueError, KeyError, IndexError, TypeError, EOFError, OSError, zlib.error)
+UNREADABLE = (
+    RuntimeError,
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    EOFError,
+    OSError,
+    zlib.error,
+)
 """What decoders raise when bytes are not what they expect."""
 HEADER_NBYTES = 4096
 """More than the header of any .npy file of ours."""
@@ -258,7 +267,7 @@ class Folder:
         about : dict
             What is noted in the array's attributes.
         """
-        place, config = self.child(name).url, {"write_empty_chunks": True}
+        place = self.child(name).url
         with room_for(place, rows.nbytes):
             if not self.exists(f"{name}/zarr.json"):
                 zarr.create_array(
@@ -267,9 +276,9 @@ class Folder:
                     dtype=rows.dtype,
                     chunks=rows.shape,
                     attributes=about,
-                    config=config,
+                    config={"write_empty_chunks": True},
                 )
-            zarr.open_array(place, mode="r+", config=config).append(rows)
+            zarr.open_array(place, mode="r+", config={"write_empty_chunks": True}).append(rows)
 
     def write_array(self, name: str, array: NDArray[Any]) -> None:
         """Write an array that is read as a whole: an .npy file, and the checksum of all that."""

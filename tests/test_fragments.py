@@ -5,7 +5,6 @@ import functools
 import itertools
 import json
 import os
-import zlib
 from unittest import mock
 
 import numpy as np
@@ -145,7 +144,7 @@ def test_heavy_copies_have_longer_rows(tmp_path, dtype, n_partitions, n_workers)
     assert_head_and_longer(graph, HEAD, *crowd_rows(dtype))
 
 
-def test_receipts_have_the_checksums_of_longer_rows(tmp_path):
+def test_receipts_count_longer_rows(tmp_path):
     options = Options(HEAD, n_partitions=3, longest_k=LONGEST)
     graph = build_with(options, crowd(6000), tmp_path, n_workers=0)
     n_longer = []
@@ -153,8 +152,7 @@ def test_receipts_have_the_checksums_of_longer_rows(tmp_path):
         receipt = tmp_path / graph.name / "receipts-neighbors" / f"{shard}.json"
         receipt = json.loads(receipt.read_text())
         n_longer.append(receipt["n_longer"])
-        for name, array in graph.graph_rows.longer(shard)._asdict().items():
-            assert zlib.crc32(array.tobytes()) == receipt["checksums"][f"longer.{name}"]
+        assert len(graph.graph_rows.longer(shard).points) == n_longer[-1]
     assert n_longer == graph.summary["n_longer"]
     assert min(n_longer) > 0
 
