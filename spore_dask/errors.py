@@ -19,7 +19,7 @@ class InputError(SporeError, ValueError):
     """The data, or a neighbour graph, cannot be clustered as given."""
 
 
-class FullDiskError(LimitError, OSError):
+class FullDiskError(OSError, LimitError):
     """There is no room left on the disk: the same call continues once there is."""
 
 

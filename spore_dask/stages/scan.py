@@ -32,6 +32,9 @@ from spore_dask.partitions import sample_rows
 from spore_dask.store import Folder, Source, checksum_of
 from spore_dask.tasks import Receipt, Work, run_stage, run_work
 
+SUSPICIOUS_NBYTES = 1 << 14
+"""Chunks from this size on are rarely all zeros."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ScanSpec:
@@ -109,7 +112,7 @@ def _build(engine: Engine, spec: ScanSpec, folder: Folder) -> Receipt:
 def _warn_of_missing(source: Source) -> None:
     """Warn of chunks that are not stored: Zarr leaves out those of nothing but the fill value."""
     n_missing, n_chunks = source.n_missing()
-    if n_missing:
+    if n_missing and source.chunk_nbytes >= SUSPICIOUS_NBYTES:
         warnings.warn(
             f"{n_missing} of the {n_chunks} chunks of {source.url!r} are not stored, so that their "
             "rows all read as the fill value: if they should not be all the same, the data is "
