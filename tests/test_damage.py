@@ -1,6 +1,7 @@
 """What is on disk is checked when it is read; what is damaged, or found no room, is made anew."""
 
 import contextlib
+import itertools
 import os
 import pickle
 import shutil
@@ -101,7 +102,7 @@ def test_rows_are_checked_wherever_they_are_read(tmp_path, row_shape, harm, whic
     folder, sizes = Folder(str(tmp_path)), [700, 0, 37, 1]
     starts = np.append(0, np.cumsum(sizes))
     rows = np.random.default_rng(0).integers(1, 99, (starts[-1], *row_shape)).astype(np.float32)
-    for i, (first, last) in enumerate(zip(starts, starts[1:], strict=False)):
+    for i, (first, last) in enumerate(itertools.pairwise(starts)):
         folder.write_rows(str(i), rows[first:last])
     files = RowFiles(folder, ("0", "1", "2", "3"), starts, row_shape, rows.dtype)
     firsts, lasts = np.array([3, 690, 730, 5, 0]), np.array([4, 703, 738, 5, 738])
