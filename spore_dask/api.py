@@ -10,8 +10,9 @@ from typing import Any
 
 from spore_dask.fitting import Fit
 from spore_dask.graph import Graph
+from spore_dask.healing import healed
 from spore_dask.jobs import find_job, place_of_run
-from spore_dask.opening import healed, opened
+from spore_dask.opening import opened
 from spore_dask.params import one_of
 from spore_dask.runs import Run
 from spore_dask.tuning import tune

@@ -14,7 +14,7 @@ LAYERS = [
     {"store", "engine", "pilot", "approximate"},
     {"tasks", "points", "shards", "orders", "pages", "checkpoints", "formats", "locks"},
     {"searching", "runs", "importing", "tracking"},
-    {"meeting"},
+    {"meeting", "healing"},
     {"inputs", "stages", "search", "clustering", "voting", "opening"},
     {"plan", "voters", "predictions"},
     {"graph", "prediction_plan"},
