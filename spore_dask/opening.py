@@ -1,6 +1,5 @@
 """How every long call begins: a lock, a plan, workers to follow it, a record of where it stands.
 
-Writes that record into the run's folder: see `tracking`.
 Writes the lock and the record into the run's folder: see `locks` and `tracking`.
 """
 
