@@ -45,6 +45,14 @@ class DamagedError(SporeError, OSError):
         return type(self), (self.what, self.place, self.remedy)
 
 
+class StoreError(SporeError, OSError):
+    """A disk or an object store failed again and again: trying later may help."""
+
+
+class DeniedError(SporeError, PermissionError):
+    """An object store does not let this process in."""
+
+
 class ClusterError(SporeError, RuntimeError):
     """Workers or their scheduler failed: trying again may help."""
 

@@ -17,7 +17,7 @@ import zarr
 from numpy.typing import NDArray
 
 from spore_dask.clusters import NOISE, Thresholds
-from spore_dask.errors import BusyError, DamagedError, InputError
+from spore_dask.errors import BusyError, DamagedError, InputError, SporeError
 from spore_dask.locks import locked
 from spore_dask.params import one_of
 from spore_dask.shards import ARRAYS, GraphRows, Longer
@@ -154,6 +154,8 @@ def verify(run: Run | str | os.PathLike[str]) -> dict[str, int]:
         return _verify_result(run) | _verify_stages(run) | _verify_graph(run)
     except DamagedError as error:
         raise _damaged(run, error.what, error.place) from error
+    except SporeError:
+        raise
     except Exception as error:  # whatever a decoder makes of damaged bytes
         raise _damaged(run, f"something cannot be read ({error})") from error
 

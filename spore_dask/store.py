@@ -9,11 +9,17 @@ appear whole or not at all.
 Whatever is read of a run is compared with checksums first: those of .npy files and documents are
 inside, those of rows beside them, in `checks/`, one for each block of a few rows.
 A `Source` is the input: a Zarr array that every process can open by its address.
-Memory: what is read or written.
+
+Object stores are reached through fsspec, with what the environment of each process says: an address
+has no secrets, so that tasks and documents have none. What a store refuses for a moment is tried
+again, here and nowhere else: see `patience`. Nothing that is read is ever unpickled, and names
+lead nowhere but into their folder. Memory: what is read or written; from and to object stores
+`PART_NBYTES` more, a few times.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import errno
@@ -23,20 +29,22 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import uuid
 import zlib
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import fsspec
 import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from spore_dask.errors import DamagedError, FullDiskError, InputError
+from spore_dask.errors import DamagedError, FullDiskError, InputError, SporeError
 from spore_dask.kernels.checks import block_checksums
 from spore_dask.memory import PAGE_ROWS
+from spore_dask.patience import hide, patiently, wait_after, waits_between
 
 PARTIAL = ".partial"
 CHECKS = "checks"
@@ -62,16 +70,166 @@ HEADER_NBYTES = 4096
 """More than the header of any .npy file of ours."""
 ROWS = "rows.json"
 """Says how the rows of an array lie in its chunks, as its Zarr metadata do, but checked."""
+PART_NBYTES = 16 << 20
+"""What is asked of an object store, or given to it, at a time."""
+GAP_NBYTES = 64 << 10
+"""Bytes between two wanted ranges that are read along, because another request takes longer."""
+RANGES_AT_ONCE = 64
+
+TIMEOUT_SECONDS = 15.0
+"""Time without a byte after which a request to S3 has failed."""
+
+PACKAGES = {
+    "s3": "'spore-dask[s3]'",
+    "s3a": "'spore-dask[s3]'",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "http": "aiohttp",
+    "https": "aiohttp",
+    "sftp": "paramiko",
+    "ssh": "paramiko",
+}
+"""What reaches a kind of store, by the beginning of its addresses."""
+FIRST_PART_MAY_BE_SECRET = {"s3", "s3a", "gs", "gcs", "http", "https"}
+"""Kinds of addresses in which a name before an @ is a key, if anything."""
+
+Part = tuple[str, int, int]
+"""A file, its first byte that is wanted, and how many bytes are."""
+ResultType = TypeVar("ResultType")
+
+
+def _protocol(url: str) -> str:
+    """Return what an address begins with; nothing for a path of this machine."""
+    return url.partition("://")[0] if "://" in url else ""
+
+
+def _options(url: str) -> dict[str, Any]:
+    """Return how to reach a store. Listings are never answered from memory: others write too."""
+    protocol = _protocol(url)
+    if not protocol or "::" in url:
+        return {}
+    options: dict[str, Any] = {"use_listings_cache": False}
+    if protocol in ("s3", "s3a"):
+        times = {"connect_timeout": TIMEOUT_SECONDS, "read_timeout": TIMEOUT_SECONDS}
+        retries = {"mode": "standard", "total_max_attempts": 2}  # of each part of a large file
+        options["config_kwargs"] = {**times, "retries": retries}
+        options["max_concurrency"] = 1  # else the size of each file is asked for, before it is read
+    return options
+
+
+def _once(files: Any) -> Any:
+    """Return a file system that leaves it to us to try again."""
+    if "s3" in files.protocol:
+        files.retries = 1
+    return files
 
 
 @functools.lru_cache(maxsize=256)
 def _find_files(url: str) -> tuple[Any, str]:
     """Return the file system of an address, and the path there."""
     try:
-        files, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise InputError(f"{url!r} cannot be opened: {str(error).rstrip('.')}.") from None
-    return files, path.rstrip("/")
+        files, path = fsspec.core.url_to_fs(url, **_options(url))
+    except ImportError as error:
+        package = PACKAGES.get(_protocol(url))
+        remedy = f"pip install {package}" if package else str(error).rstrip(".")
+        raise InputError(
+            f"{hide(url)!r} needs a library that is not installed ({type(error).__name__}): "
+            f"{remedy}, here and on every worker."
+        ) from None
+    except ValueError as error:
+        reason = str(error).rstrip(".")
+        raise InputError(f"{hide(url)!r} cannot be opened: {hide(reason)}.") from None
+    return _once(files), path.rstrip("/")
+
+
+class _PatientStore(zarr.storage.FsspecStore):
+    """A Zarr store whose requests are tried again like all others."""
+
+    async def _patiently(self, action: Callable[[], Awaitable[ResultType]]) -> ResultType:
+        waits = waits_between()
+        while True:
+            try:
+                return await action()
+            except Exception as error:
+                wait = wait_after(error, waits, self.fs.unstrip_protocol(self.path))
+            await asyncio.sleep(wait)
+
+    async def get(self, key: str, *args: Any, **options: Any) -> Any:
+        """Read a value; None if it is not there."""
+        return await self._patiently(functools.partial(super().get, key, *args, **options))
+
+    async def get_partial_values(self, *args: Any, **options: Any) -> Any:
+        """Read parts of values."""
+        return await self._patiently(
+            functools.partial(super().get_partial_values, *args, **options)
+        )
+
+    async def set(self, key: str, *args: Any, **options: Any) -> None:
+        """Write a value."""
+        await self._patiently(functools.partial(super().set, key, *args, **options))
+
+    async def exists(self, key: str) -> bool:
+        """Tell whether there is a value."""
+
+        async def ask() -> bool:
+            try:
+                await self.fs._info(f"{self.path}/{key}")
+            except FileNotFoundError:
+                return False
+            return True
+
+        return await self._patiently(ask)
+
+    async def delete(self, key: str) -> None:
+        """Remove a value."""
+        await self._patiently(functools.partial(super().delete, key))
+
+    async def delete_dir(self, prefix: str) -> None:
+        """Remove what begins with a prefix."""
+        await self._patiently(functools.partial(super().delete_dir, prefix))
+
+
+def _zarr_store(url: str) -> Any:
+    """Return what Zarr reads and writes an address through."""
+    files, path = _find_files(url)
+    if _is_local(files):
+        return path
+    store = _PatientStore.from_url(url.rstrip("/"), storage_options=_options(url))
+    _once(store.fs)
+    return store
+
+
+def _open_zarr(url: str, mode: Any = "r", **options: Any) -> zarr.Array[Any]:
+    """Open a Zarr array, unless reading it would run code that is stored with it."""
+    store = _zarr_store(url)
+    array = patiently(lambda: zarr.open_array(store, mode=mode, **options), url)
+    about = array.metadata.to_dict()
+    coded = [about.get(name) for name in ("codecs", "filters", "compressor")]
+    if array.dtype.hasobject or "pickle" in json.dumps(coded, default=str).lower():
+        raise InputError(
+            f"The Zarr array at {hide(url)!r} holds Python objects ({array.dtype}), which are "
+            "never read from a store: write it with numbers."
+        )
+    return array
+
+
+def _is_local(files: Any) -> bool:
+    """Tell whether a file system is that of this machine."""
+    return "file" in ((files.protocol,) if isinstance(files.protocol, str) else files.protocol)
+
+
+def _checked(name: Any) -> str:
+    """Return a name, unless it leads out of its folder: it may come from a document."""
+    parts = name.split("/") if isinstance(name, str) else []
+    if not parts or "::" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        raise DamagedError(
+            f"{name!r} is not the name of anything inside a run's folder: a document there is "
+            "damaged or was changed; remove the run and make it anew."
+        )
+    return str(name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,49 +250,75 @@ class Folder:
     @property
     def is_local(self) -> bool:
         """Whether this is on a disk that this machine has mounted."""
-        protocol = self._files[0].protocol
-        return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+        return _is_local(self._files[0])
+
+    def _place(self, name: str = "") -> str:
+        """Return the path of something in this folder, or of the folder, on its file system."""
+        path = self._files[1]
+        return f"{path}/{_checked(name)}" if name != "" else path
 
     def child(self, name: str) -> Folder:
         """Return a folder in this one."""
-        return Folder(f"{self.url.rstrip('/')}/{name}")
+        return Folder(f"{self.url.rstrip('/')}/{_checked(name)}")
 
     def exists(self, name: str = "") -> bool:
         """Tell whether there is something of this name."""
-        files, path = self._files
-        return bool(files.exists(f"{path}/{name}".rstrip("/")))
+        files, place = self._files[0], self._place(name)
+        try:
+            patiently(lambda: files.info(place), self.url)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def names(self) -> list[str]:
         """List what is in this folder."""
         files, path = self._files
-        files.invalidate_cache()
-        if not files.exists(path):
+
+        def find() -> list[str]:
+            files.invalidate_cache()
+            with contextlib.suppress(FileNotFoundError):
+                return list(files.ls(path, detail=False))
             return []
-        entries = files.ls(path, detail=False)
+
+        entries = patiently(find, self.url)
         return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries)
+
+    def _sizes(self) -> dict[str, int]:
+        """Return the path and size of each file in this folder and those in it."""
+        return {name: int(about["size"] or 0) for name, about in _find(self.url).items()}
 
     def arrays(self) -> list[str]:
         """List the arrays that `write_array` has written, in this folder and those in it."""
-        files, path = self._files
-        files.invalidate_cache()
-        found = files.find(path) if files.exists(path) else []
+        start = len(self._place()) + 1
         return sorted(
-            name[len(path) + 1 :].removesuffix(".npy") for name in found if name.endswith(".npy")
+            name[start:].removesuffix(".npy") for name in self._sizes() if name.endswith(".npy")
         )
 
     def remove(self, name: str = "") -> None:
         """Remove something, if it is there."""
-        files, path = self._files
-        with contextlib.suppress(FileNotFoundError):
-            files.rm(f"{path}/{name}".rstrip("/"), recursive=True)
+        files, place = self._files[0], self._place(name)
+        if not self.is_local and (any(sign in place for sign in "*?[") or "/" not in place):
+            raise DamagedError(
+                f"{hide(self.url)!r} and {name!r} do not name one folder, so nothing is removed "
+                "there: check the address, and the documents of the run."
+            )
+
+        def remove() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                files.rm(place, recursive=True)
+            if not self.is_local and (left := files.find(place)):  # stores do not say so
+                raise OSError(errno.EBUSY, f"{len(left)} files are still there")
+
+        patiently(remove, self.url)
 
     def nbytes(self) -> int:
         """Return the size of everything in this folder."""
-        files, path = self._files
-        return int(sum(files.find(path, detail=False) and files.sizes(files.find(path))))
+        return sum(self._sizes().values())
 
     def sweep(self) -> None:
-        """Remove what writers that were killed have left behind."""
+        """Remove what writers that were killed have left behind; in object stores, that is gone."""
+        if not self.is_local:
+            return
         files, path = self._files
         for entry in files.find(path):
             if PARTIAL in entry.rsplit("/", 1)[-1]:
@@ -143,28 +327,22 @@ class Folder:
 
     def write_bytes(self, name: str, *content: bytes | memoryview) -> None:
         """Write a file, whole or not at all."""
-        files, path = self._files
-        if not self.is_local:
-            files.pipe_file(f"{path}/{name}", b"".join(content))
-            return
-        target = f"{path}/{name}"
-        partial = f"{target}.{uuid.uuid4().hex}{PARTIAL}"
-        with room_for(target, sum(len(part) for part in content)):
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            try:
-                with open(partial, "wb") as file:
-                    file.writelines(content)
-                os.replace(partial, target)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(partial)
-                raise
+        target = self._place(name)
+        write = _write_file if self.is_local else functools.partial(_put_file, self._files[0])
+        try:
+            patiently(lambda: write(target, content), self.url)
+        except FileNotFoundError as error:
+            raise InputError(
+                f"{hide(self.url)!r} cannot be written to ({error}): create its bucket, or the "
+                "disk that it is on, first."
+            ) from None
 
     def read_bytes(self, name: str, first: int | None = None, last: int | None = None) -> bytes:
         """Read a file, or its bytes [first, last)."""
-        files, path = self._files
-        content: bytes = files.cat_file(f"{path}/{name}", start=first, end=last)
-        return content
+        files, place = self._files[0], self._place(name)
+        if first is None or last is None:
+            return bytes(patiently(lambda: files.cat_file(place, start=first, end=last), self.url))
+        return bytes(patiently(lambda: _cat_range(files, place, first, last), self.url))
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         """Write a document, and its checksum in it."""
@@ -201,12 +379,13 @@ class Folder:
         if not self.exists(f"{name}/{ROWS}"):
             with room_for(self.child(name).url):
                 zarr.create_array(
-                    self.child(name).url,
+                    _zarr_store(self.child(name).url),
                     shape=shape,
                     dtype=dtype,
                     chunks=(chunk_rows, *shape[1:]),
                     compressors=None,
                     fill_value=0,
+                    zarr_format=3,
                     overwrite=True,
                 )
             known = {"shape": shape, "dtype": np.dtype(dtype).str, "chunk_rows": chunk_rows}
@@ -235,7 +414,7 @@ class Folder:
 
     def open_array(self, name: str) -> zarr.Array[Any]:
         """Open a Zarr array to read."""
-        return zarr.open_array(self.child(name).url, mode="r")
+        return _open_zarr(self.child(name).url, zarr_format=3)
 
     def write_zarr(
         self, name: str, array: NDArray[Any], chunk_rows: int, fill_value: Any = 0
@@ -246,11 +425,12 @@ class Folder:
         """
         with room_for(self.child(name).url, array.nbytes):
             zarr.create_array(
-                self.child(name).url,
+                _zarr_store(self.child(name).url),
                 shape=array.shape,
                 dtype=array.dtype,
                 chunks=(max(1, min(chunk_rows, len(array))), *array.shape[1:]),
                 fill_value=fill_value,
+                zarr_format=3,
                 overwrite=True,
                 config={"write_empty_chunks": True},
             )[...] = array
@@ -267,8 +447,8 @@ class Folder:
         about : dict
             What is noted in the array's attributes.
         """
-        place = self.child(name).url
-        with room_for(place, rows.nbytes):
+        place = _zarr_store(self.child(name).url)
+        with room_for(self.child(name).url, rows.nbytes):
             if not self.exists(f"{name}/zarr.json"):
                 zarr.create_array(
                     place,
@@ -276,6 +456,7 @@ class Folder:
                     dtype=rows.dtype,
                     chunks=rows.shape,
                     attributes=about,
+                    zarr_format=3,
                     config={"write_empty_chunks": True},
                 )
             zarr.open_array(place, mode="r+", config={"write_empty_chunks": True}).append(rows)
@@ -295,13 +476,16 @@ class Folder:
             content = self._read_buffer(f"{name}.npy")
         except FileNotFoundError:
             raise self.damaged("array", f"{name}.npy", "it is not there") from None
+        except DamagedError as error:
+            raise self.damaged("array", f"{name}.npy", error.what) from None
         content, checksum = np.split(content, [max(0, len(content) - CHECKSUM_NBYTES)])
         if _checksum_bytes(content) != checksum.tobytes():
             raise self.damaged("array", f"{name}.npy", "its checksum is wrong")
-        head = io.BytesIO(content[:HEADER_NBYTES].tobytes())
-        np.lib.format.read_magic(head)
-        shape, _, dtype = np.lib.format.read_array_header_1_0(head)
-        return content[head.tell() :].view(dtype).reshape(shape)
+        try:
+            start, shape, dtype = _parse_header(content[:HEADER_NBYTES].tobytes())
+        except ValueError as error:
+            raise self.damaged("array", f"{name}.npy", str(error)) from None
+        return content[start:].view(dtype).reshape(shape)
 
     def write_rows(self, name: str, rows: NDArray[Any], n_missing: int = 0) -> None:
         """Write rows as plain bytes, for `RowFiles`, and beside them their checksums.
@@ -315,73 +499,39 @@ class Folder:
         self.write_bytes(name, content.data, bytes(n_missing * row_nbytes))
 
     def _read_buffer(self, name: str) -> NDArray[np.uint8]:
-        """Read a file into memory that can be written to."""
-        files, path = self._files
-        if not self.is_local:
-            return np.frombuffer(bytearray(files.cat_file(f"{path}/{name}")), np.uint8)
-        with open(f"{path}/{name}", "rb") as file:
-            content = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
-            file.readinto(content.data)
+        """Read the file of an array into memory that can be written to."""
+        place = self._place(name)
+        if self.is_local:
+            return patiently(lambda: _read_file(place), self.url)
+        files = self._files[0]
+        begin = patiently(lambda: files.cat_file(place, start=0, end=PART_NBYTES), self.url)
+        try:
+            start, shape, dtype = _parse_header(begin[:HEADER_NBYTES])
+        except ValueError:  # for the reader to tell
+            return np.frombuffer(bytearray(begin), np.uint8)
+        nbytes = start + math.prod(shape) * dtype.itemsize + CHECKSUM_NBYTES
+        content = np.empty(nbytes, np.uint8)
+        n_read = min(len(begin), nbytes)
+        content[:n_read] = np.frombuffer(begin, np.uint8, n_read)
+        if n_read < nbytes:
+            rest = [(place, n_read, nbytes - n_read)]
+            _fetch_parts(files, rest, content[n_read:].data, self.url)
         return content
 
-    def read_parts(self, parts: list[tuple[str, int, int]], content: memoryview) -> None:
+    def read_parts(self, parts: list[Part], content: memoryview) -> None:
         """Fill `content` with parts of files: name, first byte and number of bytes of each."""
         files, path = self._files
-        if self.is_local:
-            self._read_local(path, parts, content)
-            return
-        found = files.cat_ranges(
-            [f"{path}/{name}" for name, _, _ in parts],
-            [start for _, start, _ in parts],
-            [start + nbytes for _, start, nbytes in parts],
-        )
-        place = 0
-        for (name, _, nbytes), part in zip(parts, found, strict=True):
-            if isinstance(part, FileNotFoundError):
-                raise self.damaged("file", name, "it is not there")
-            if isinstance(part, Exception):
-                raise part
-            if len(part) != nbytes:
-                raise self.damaged("file", name, f"it ends {nbytes - len(part)} bytes too early")
-            content[place : place + nbytes] = part
-            place += nbytes
-
-    def _read_local(
-        self, path: str, parts: list[tuple[str, int, int]], content: memoryview
-    ) -> None:
-        """Fill `content` with parts of files on this machine's disks."""
-        name, place, file = "", 0, -1
         try:
-            for wanted, start, nbytes in parts:
-                if wanted != name:
-                    if file >= 0:
-                        os.close(file)
-                    file = -1
-                    name, file = wanted, os.open(f"{path}/{wanted}", os.O_RDONLY)
-                n_read = _read_into(file, start, content[place : place + nbytes])
-                if n_read < nbytes:
-                    why = f"it ends {nbytes - n_read} bytes too early"
-                    raise self.damaged("file", wanted, why)
-                place += nbytes
+            if self.is_local:
+                patiently(lambda: _read_parts(path, parts, content), self.url)
+            else:
+                wanted = [(f"{path}/{name}", start, nbytes) for name, start, nbytes in parts]
+                _fetch_parts(files, wanted, content, self.url)
         except FileNotFoundError:
-            raise self.damaged("file", wanted, "it is not there") from None
-        finally:
-            if file >= 0:
-                os.close(file)
-
-
-def _read_into(file: int, start: int, content: memoryview) -> int:
-    """Fill `content` from a place in a file on, as far as it goes; return how far.
-
-    One call may read no more than 2 GiB.
-    """
-    n_read = 0
-    while n_read < len(content):
-        n_new = os.preadv(file, [content[n_read:]], start + n_read)
-        if n_new == 0:
-            break
-        n_read += n_new
-    return n_read
+            names = (name for name, _, _ in parts if not self.exists(name))
+            raise self.damaged("file", next(names, parts[0][0]), "it is not there") from None
+        except DamagedError as error:
+            raise self.damaged("file", error.place.removeprefix(f"{path}/"), error.what) from None
 
 
 @contextlib.contextmanager
@@ -547,6 +697,193 @@ class RowArray(RowFiles):
         self.folder.write_rows(self.names[file], data, self.chunk_rows - len(rows))
 
 
+def _parse_header(content: bytes) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
+    """Return where the numbers of an .npy file begin, their shape and their dtype.
+
+    Raises `ValueError` for what we have not written; Python objects, which would have to be
+    unpickled, above all.
+    """
+    head = io.BytesIO(content)
+    np.lib.format.read_magic(head)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(head)
+    if dtype.hasobject:
+        raise ValueError(f"its dtype, {dtype}, is not one of numbers")
+    return head.tell(), shape, dtype
+
+
+def _find(url: str) -> dict[str, dict[str, Any]]:
+    """Return what is known of each file under an address, by its path."""
+    files, path = _find_files(url)
+
+    def find() -> dict[str, dict[str, Any]]:
+        files.invalidate_cache()
+        with contextlib.suppress(FileNotFoundError):
+            return dict(files.find(path, detail=True))
+        return {}
+
+    return patiently(find, url)
+
+
+def _write_file(target: str, content: tuple[bytes | memoryview, ...]) -> None:
+    """Write a file on this machine's disks under another name, and then give it its own."""
+    partial = f"{target}.{uuid.uuid4().hex}{PARTIAL}"
+    with room_for(target, sum(map(len, content))):
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        try:
+            with open(partial, "wb") as file:
+                file.writelines(content)
+            os.replace(partial, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+            raise
+
+
+def _read_file(path: str) -> NDArray[np.uint8]:
+    """Read a file on this machine's disks."""
+    with open(path, "rb") as file:
+        content = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
+        _read_into(file.fileno(), 0, content.data)
+    return content
+
+
+def _put_file(files: Any, target: str, content: tuple[bytes | memoryview, ...]) -> None:
+    """Write a file to an object store: a large one in parts, which appear when all are there."""
+    if sum(map(len, content)) <= 2 * PART_NBYTES:
+        files.pipe_file(target, b"".join(content))
+        return
+    file = files.open(target, "wb", block_size=PART_NBYTES)
+    try:
+        for part in content:
+            for first in range(0, len(part), PART_NBYTES):
+                file.write(part[first : first + PART_NBYTES])
+        file.close()
+    except BaseException:
+        file.closed = True  # else what was written so far would appear
+        with contextlib.suppress(Exception):
+            file.discard()
+        raise
+
+
+def _cat_range(files: Any, path: str, first: int, last: int) -> bytes:
+    """Read the bytes [first, last) of a file."""
+    try:
+        content: bytes = files.cat_file(path, start=first, end=last)
+    except OSError as error:  # so S3 tells of a file that ends before
+        if error.errno != errno.EINVAL:
+            raise
+        content = b""
+    return _whole(files, content, path, first, last)
+
+
+def _whole(files: Any, content: bytes, path: str, first: int, last: int) -> bytes:
+    """Return the bytes [first, last) of a file, if that is what was read."""
+    if len(content) == last - first:
+        return content
+    n_missing = last - max(first, int(files.info(path)["size"]))
+    if n_missing > 0:
+        raise _ends_early(path, n_missing)
+    raise ConnectionError(f"{len(content)} of {last - first} bytes have come")
+
+
+def _fetch_parts(files: Any, parts: list[Part], content: memoryview, url: str) -> None:
+    """Fill `content` with parts (path, first byte, bytes) of files in an object store."""
+    place = 0
+    for batch in _batches(_merged(_cut(parts))):
+        for group, part in zip(batch, _fetch(files, batch, url), strict=True):
+            begin, view = group[0][1], memoryview(part)
+            for _, start, nbytes in group:
+                content[place : place + nbytes] = view[start - begin : start - begin + nbytes]
+                place += nbytes
+
+
+def _cut(parts: list[Part]) -> Iterator[Part]:
+    """Cut what is too large for one request."""
+    for path, start, nbytes in parts:
+        for first in range(0, nbytes, PART_NBYTES):
+            yield path, start + first, min(PART_NBYTES, nbytes - first)
+
+
+def _merged(parts: Iterator[Part]) -> Iterator[list[Part]]:
+    """Put parts together that follow each other closely in a file, and go into one request."""
+    group: list[Part] = []
+    for path, start, nbytes in parts:
+        if group:
+            before, begin, end = group[0][0], group[0][1], group[-1][1] + group[-1][2]
+            fits = start + nbytes - begin <= PART_NBYTES
+            if not (path == before and 0 <= start - end <= GAP_NBYTES and fits):
+                yield group
+                group = []
+        group.append((path, start, nbytes))
+    if group:
+        yield group
+
+
+def _batches(groups: Iterator[list[Part]]) -> Iterator[list[list[Part]]]:
+    """Share out requests: those of a batch are under way at the same time."""
+    batch: list[list[Part]] = []
+    nbytes = 0
+    for group in groups:
+        more = group[-1][1] + group[-1][2] - group[0][1]
+        if batch and (nbytes + more > PART_NBYTES or len(batch) == RANGES_AT_ONCE):
+            yield batch
+            batch, nbytes = [], 0
+        batch.append(group)
+        nbytes += more
+    if batch:
+        yield batch
+
+
+def _fetch(files: Any, groups: list[list[Part]], url: str) -> list[bytes]:
+    """Ask for some ranges at once; for those that fail again, one by one."""
+    paths = [group[0][0] for group in groups]
+    firsts = [group[0][1] for group in groups]
+    lasts = [group[-1][1] + group[-1][2] for group in groups]
+    found = patiently(lambda: files.cat_ranges(paths, firsts, lasts, on_error="return"), url)
+    for i, part in enumerate(found):
+        if isinstance(part, Exception) or len(part) != lasts[i] - firsts[i]:
+            read = functools.partial(_cat_range, files, paths[i], firsts[i], lasts[i])
+            found[i] = patiently(read, url)
+    return list(found)
+
+
+def _read_parts(path: str, parts: list[Part], content: memoryview) -> None:
+    """Fill `content` with parts of files on this machine's disks."""
+    name, place, file = "", 0, -1
+    try:
+        for wanted, start, nbytes in parts:
+            if wanted != name:
+                if file >= 0:
+                    os.close(file)
+                file = -1
+                name, file = wanted, os.open(f"{path}/{wanted}", os.O_RDONLY)
+            n_read = _read_into(file, start, content[place : place + nbytes])
+            if n_read < nbytes:
+                raise _ends_early(f"{path}/{wanted}", nbytes - n_read)
+            place += nbytes
+    finally:
+        if file >= 0:
+            os.close(file)
+
+
+def _read_into(file: int, start: int, content: memoryview) -> int:
+    """Fill `content` from a place in a file on, as far as it goes; return how far.
+
+    One call may read no more than 2 GiB.
+    """
+    n_read = 0
+    while n_read < len(content):
+        n_new = os.preadv(file, [content[n_read:]], start + n_read)
+        if n_new == 0:
+            break
+        n_read += n_new
+    return n_read
+
+
+def _ends_early(path: str, n_missing: int) -> DamagedError:
+    return DamagedError(f"it ends {n_missing} bytes too early", path)
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
     """The input: where its Zarr array is, and what it looks like."""
@@ -569,12 +906,14 @@ class Source:
             rows = Folder(place).known_rows(name, self.shape, dtype, self.chunk_rows)
             return rows.read(first, last)
         try:
-            return np.asarray(zarr.open_array(self.url, mode="r")[first:last])
+            return patiently(lambda: np.asarray(_open_zarr(self.url)[first:last]), self.url)
+        except (SporeError, FileNotFoundError):
+            raise
         except UNREADABLE as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # of the disk or the network, not of what is there
             raise InputError(
-                f"Rows {first} to {last - 1} of the data at {self.url!r} cannot be decoded "
+                f"Rows {first} to {last - 1} of the data at {hide(self.url)!r} cannot be decoded "
                 f"({type(error).__name__}: {error}): a chunk of {self.chunk_rows} rows there is "
                 "damaged; restore it with its time (cp -p), and call again."
             ) from error
@@ -584,9 +923,9 @@ class Source:
         data = self.read(first, last)
         if checksum_of(data) != checksum:
             raise InputError(
-                f"Rows {first} to {last - 1} of the data at {self.url!r} are no longer what they "
-                "were when the run first read them: restore what has changed, or is missing, with "
-                "its time (cp -p), or give another `out`; then call again."
+                f"Rows {first} to {last - 1} of the data at {hide(self.url)!r} are no longer what "
+                "they were when the run first read them: restore what has changed, or is missing, "
+                "with its time (cp -p), or give another `out`; then call again."
             )
         return data
 
@@ -594,22 +933,28 @@ class Source:
         """Return how many chunks are not stored, and how many there should be."""
         if self.identity is not None:
             return 0, 0
-        array = zarr.open_array(self.url, mode="r")
-        return max(0, array.nchunks - array.nchunks_initialized), array.nchunks
+        array = _open_zarr(self.url)
+        n_stored = patiently(lambda: array.nchunks_initialized, self.url)
+        return max(0, array.nchunks - n_stored), array.nchunks
 
     def fingerprint(self) -> str:
-        """Return a hash of the names, sizes and times of the files that the array is made of."""
+        """Return a hash of the names, sizes and times of the files that the array is made of.
+
+        Where a store tells a checksum of each file (its ETag), that counts instead of the time.
+        """
         if self.identity is not None:
             return self.identity
-        files, path = fsspec.core.url_to_fs(self.url)
-        files.invalidate_cache()
-        found = files.find(path, detail=True)
+        start = len(_find_files(self.url)[1])
         lines = [
-            f"{name[len(path) :]} {info['size']} "
-            f"{info.get('ETag') or info.get('mtime') or info.get('LastModified')}"
-            for name, info in sorted(found.items())
+            f"{name[start:]} {about['size']} "
+            f"{next((about[kind] for kind in VERSIONS if about.get(kind)), None)}"
+            for name, about in sorted(_find(self.url).items())
         ]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")
+"""By what file systems tell that a file has changed, the best first."""
 
 
 def checksum_of(rows: NDArray[Any]) -> int:
@@ -618,11 +963,28 @@ def checksum_of(rows: NDArray[Any]) -> int:
 
 
 def address(path: str | os.PathLike[str]) -> str:
-    """Return the address of a path or URL that means the same in every process."""
+    """Return the address of a path or URL that means the same in every process.
+
+    One with secrets, which would be written into documents and sent with tasks, is refused.
+    """
     text = os.fspath(path)
     if text.startswith("file://"):
         text = text.removeprefix("file://")
-    return text if "://" in text else os.path.abspath(os.path.expanduser(text))
+    if "://" not in text:
+        return os.path.abspath(os.path.expanduser(text))
+    for protocol, who, rest in re.findall(r"([\w+.-]*)://([^/@]*@)?([^:]*)", text):
+        if who and (":" in who or protocol in FIRST_PART_MAY_BE_SECRET):
+            raise InputError(
+                f"The address {hide(text)!r} has a name or a password in it, which would be kept "
+                "with the run: leave them out, and put credentials into the environment of every "
+                "process (for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE)."
+            )
+        if any(sign in rest.partition("/")[2] for sign in "?#*[]"):
+            raise InputError(
+                f"The address {hide(text)!r} has one of ? # * [ ] in it: give that of a folder, "
+                "without any of them, and put credentials into the environment of every process."
+            )
+    return text.rstrip("/") if not text.endswith("://") else text
 
 
 def hash_of(*parts: Any) -> str:
@@ -648,7 +1010,9 @@ def open_column(url: str) -> zarr.Array[Any]:
 def _open(place: str, hint: Callable[[], str]) -> zarr.Array[Any]:
     """Open an array, or say that there is none."""
     try:
-        return zarr.open_array(place, mode="r")
+        return _open_zarr(place)
+    except InputError:
+        raise
     except (FileNotFoundError, KeyError, ValueError, zarr.errors.BaseZarrError) as error:
         raise InputError(
             f"There is no Zarr array at {place!r} ({type(error).__name__}): give the path of an "
@@ -659,7 +1023,9 @@ def _open(place: str, hint: Callable[[], str]) -> zarr.Array[Any]:
 def open_zarr(url: str) -> zarr.Array[Any]:
     """Open any Zarr array by its address."""
     try:
-        return zarr.open_array(url, mode="r")
+        return _open_zarr(address(url))
+    except InputError:
+        raise
     except (FileNotFoundError, KeyError, ValueError, zarr.errors.BaseZarrError) as error:
         raise InputError(
             f"There is no Zarr array at {url!r} ({type(error).__name__}): check the path."
@@ -669,7 +1035,7 @@ def open_zarr(url: str) -> zarr.Array[Any]:
 def _arrays_in(url: str) -> str:
     """Name the arrays of a group, for an error message."""
     try:
-        group = zarr.open_group(url, mode="r")
+        group = zarr.open_group(_zarr_store(url), mode="r")
         members = group.members(max_depth=None)
         names = sorted(name for name, member in members if isinstance(member, zarr.Array))[:8]
     except Exception:
@@ -704,4 +1070,4 @@ def address_of(array: zarr.Array[Any]) -> str | None:
         root = store.fs.unstrip_protocol(store.path)
     else:
         return None
-    return f"{root}/{path}".rstrip("/")
+    return address(f"{root}/{path}")

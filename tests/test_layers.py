@@ -9,7 +9,7 @@ PACKAGE = Path(spore_dask.__file__).parent
 LAYERS = [
     {"errors"},
     {"params", "datasets", "threads", "memory", "recall", "choosing", "caches", "processes"},
-    {"progress", "kernels", "spaces", "judging"},
+    {"progress", "patience", "kernels", "spaces", "judging"},
     {"coordinates", "exact", "partitions", "percentiles", "probing", "clusters"},
     {"store", "engine", "pilot", "approximate"},
     {"tasks", "points", "shards", "orders", "pages", "checkpoints", "formats", "locks"},

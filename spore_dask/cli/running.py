@@ -26,10 +26,12 @@ from spore_dask.errors import (
     BusyError,
     ClusterError,
     DamagedError,
+    DeniedError,
     InputError,
     LimitError,
     ParameterError,
     SporeError,
+    StoreError,
 )
 
 EXIT_CODES = {
@@ -39,7 +41,7 @@ EXIT_CODES = {
     3: "bad input: not there, not readable, changed since, or not to be clustered",
     4: "too big: for the memory limit, or for the disk",
     5: "damaged: what is on disk is not what was written",
-    6: "the cluster failed: workers died, or no scheduler answers; trying again may help",
+    6: "the cluster or the store failed: it died, or does not answer; trying again may help",
     7: "busy: another process is at work on the same output",
     129: "stopped by SIGHUP; the same command continues",
     130: "stopped by Ctrl-C (SIGINT); the same command continues",
@@ -51,6 +53,8 @@ CODES: list[tuple[type[BaseException], int]] = [
     (MemoryError, 4),
     (BusyError, 7),  # before its base
     (ClusterError, 6),
+    (StoreError, 6),
+    (DeniedError, 3),
     (DamagedError, 5),
     (InputError, 3),
     (ParameterError, 2),
