@@ -494,7 +494,7 @@ class Folder:
         """
         content = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
         row_nbytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
-        checksums = _checksums(content, [len(content)], row_nbytes)
+        checksums = _checksums(content, np.array([len(content)]), row_nbytes)
         self.write_bytes(f"{CHECKS}/{name}", checksums.view(np.uint8).data)
         self.write_bytes(name, content.data, bytes(n_missing * row_nbytes))
 
@@ -575,22 +575,26 @@ def _block_rows(row_nbytes: int) -> int:
 
 
 def _checksums(
-    content: NDArray[np.uint8], piece_nbytes: list[int], row_nbytes: int
+    content: NDArray[np.uint8], piece_nbytes: NDArray[np.int64], row_nbytes: int
 ) -> NDArray[np.uint32]:
     """Return the checksums of the blocks of pieces that begin with a block."""
     block_nbytes = _block_rows(row_nbytes) * row_nbytes
-    n_blocks = sum(-(-nbytes // block_nbytes) for nbytes in piece_nbytes)
-    found = np.empty(n_blocks, np.uint32)
-    block_checksums(content, np.array(piece_nbytes, np.int64), block_nbytes, found)
+    found = np.empty(int((-(-piece_nbytes // block_nbytes)).sum()), np.uint32)
+    block_checksums(content, piece_nbytes, block_nbytes, found)
     return found
 
 
-class Piece(NamedTuple):
-    """Rows [first, last) of a file."""
+class Pieces(NamedTuple):
+    """Rows of files: an entry for each run of them in one file."""
 
-    file: int
-    first: int
-    last: int
+    files: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+    """The first row in the file."""
+    lasts: NDArray[np.int64]
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Return the number of rows of each."""
+        return self.lasts - self.firsts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -626,57 +630,81 @@ class RowFiles:
         n_rows = int((lasts - firsts).sum())
         found = np.empty((n_rows, *self.row_shape), self.dtype) if into is None else into[:n_rows]
         wanted = self._pieces(firsts, lasts)
-        whole = [self._whole_blocks(piece) for piece in wanted]
-        if whole == wanted:
+        whole = self._whole_blocks(wanted)
+        sizes = whole.sizes()
+        if np.array_equal(wanted.sizes(), sizes):
             self._read(whole, found)
             return found
-        rows = np.empty((sum(p.last - p.first for p in whole), *self.row_shape), self.dtype)
+        rows = np.empty((int(sizes.sum()), *self.row_shape), self.dtype)
         self._read(whole, rows)
-        place, start = 0, 0
-        for piece, around in zip(wanted, whole, strict=True):
-            n_here, skipped = piece.last - piece.first, piece.first - around.first
-            found[place : place + n_here] = rows[start + skipped : start + skipped + n_here]
-            place, start = place + n_here, start + around.last - around.first
+        starts = np.cumsum(sizes) - sizes + wanted.firsts - whole.firsts
+        ends = np.cumsum(wanted.sizes())
+        for start, n_here, end in zip(starts, wanted.sizes(), ends, strict=True):
+            found[end - n_here : end] = rows[start : start + n_here]
         return found
 
-    def _pieces(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> list[Piece]:
+    def _pieces(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> Pieces:
         """Return what ranges of rows are made of."""
-        pieces = []
+        firsts, lasts = firsts[firsts < lasts], lasts[firsts < lasts]
         files = np.searchsorted(self.starts, firsts, side="right") - 1
-        for first, last, file in zip(firsts.tolist(), lasts.tolist(), files.tolist(), strict=True):
-            while first < last:
-                start, end = int(self.starts[file]), min(last, int(self.starts[file + 1]))
-                if first < end:
-                    pieces.append(Piece(file, first - start, end - start))
-                first, file = end, file + 1
-        return pieces
+        if (lasts > self.starts[files + 1]).any():  # cut them where files end
+            bounds = [
+                np.unique(np.clip(self.starts, first, last))
+                for first, last in zip(firsts, lasts, strict=True)
+            ]
+            firsts = np.concatenate([cuts[:-1] for cuts in bounds])
+            lasts = np.concatenate([cuts[1:] for cuts in bounds])
+            files = np.searchsorted(self.starts, firsts, side="right") - 1
+        return Pieces(files, firsts - self.starts[files], lasts - self.starts[files])
 
-    def _whole_blocks(self, piece: Piece) -> Piece:
+    def _whole_blocks(self, pieces: Pieces) -> Pieces:
         """Return the blocks that rows lie in."""
-        step = _block_rows(self.row_nbytes)
-        n_rows = int(self.starts[piece.file + 1] - self.starts[piece.file])
-        last = min(-(-piece.last // step) * step, n_rows)
-        return Piece(piece.file, piece.first // step * step, last)
+        step, n_rows = _block_rows(self.row_nbytes), np.diff(self.starts)[pieces.files]
+        lasts = np.minimum(-(-pieces.lasts // step) * step, n_rows)
+        return Pieces(pieces.files, pieces.firsts // step * step, lasts)
 
-    def _read(self, pieces: list[Piece], into: NDArray[Any]) -> None:
+    def _read(self, pieces: Pieces, into: NDArray[Any]) -> None:
         """Fill an array with whole blocks, compared with their checksums."""
-        step, nbytes = _block_rows(self.row_nbytes), self.row_nbytes
         content = into.reshape(-1).view(np.uint8)
-        sizes = [(piece.last - piece.first) * nbytes for piece in pieces]
-        n_blocks = [-(-(piece.last - piece.first) // step) for piece in pieces]
-        known = np.empty(sum(n_blocks), np.uint32)
-        names = [self.names[piece.file] for piece in pieces]
-        starts = [piece.first * nbytes for piece in pieces]
-        self.folder.read_parts(list(zip(names, starts, sizes, strict=True)), content.data)
-        checks = [
-            (f"{CHECKS}/{name}", CHECKSUM_NBYTES * (piece.first // step), CHECKSUM_NBYTES * n)
-            for name, piece, n in zip(names, pieces, n_blocks, strict=True)
-        ]
-        self.folder.read_parts(checks, known.view(np.uint8).data)
-        wrong = _checksums(content, sizes, nbytes) != known
+        nbytes = pieces.sizes() * self.row_nbytes
+        names = [self.names[file] for file in pieces.files.tolist()]
+        starts = (pieces.firsts * self.row_nbytes).tolist()
+        self.folder.read_parts(list(zip(names, starts, nbytes.tolist(), strict=True)), content.data)
+        step = _block_rows(self.row_nbytes)
+        n_blocks = -(-pieces.sizes() // step)
+        wrong = _checksums(content, nbytes, self.row_nbytes) != self._known(
+            pieces.files, pieces.firsts // step, n_blocks
+        )
         if wrong.any():
-            piece = int(np.searchsorted(np.cumsum(n_blocks), np.argmax(wrong), side="right"))
-            raise self.folder.damaged("file", names[piece], "a checksum is wrong")
+            piece = np.searchsorted(np.cumsum(n_blocks), np.argmax(wrong), side="right")
+            raise self.folder.damaged("file", names[int(piece)], "a checksum is wrong")
+
+    def _known(
+        self, files: NDArray[np.int64], firsts: NDArray[np.int64], n_blocks: NDArray[np.int64]
+    ) -> NDArray[np.uint32]:
+        """Return the checksums of some runs of blocks.
+
+        They are small: of runs that ascend in a file, those between are read along.
+        """
+        if not len(files):
+            return np.empty(0, np.uint32)
+        lasts = firsts + n_blocks
+        apart = (files[1:] != files[:-1]) | (firsts[1:] < lasts[:-1])
+        group = np.append(0, np.cumsum(apart))
+        begins = np.flatnonzero(np.append(True, apart))
+        ends = np.append(begins[1:], len(files)) - 1
+        sizes = lasts[ends] - firsts[begins]
+        found = np.empty(int(sizes.sum()), np.uint32)
+        parts = [
+            (f"{CHECKS}/{self.names[file]}", CHECKSUM_NBYTES * first, CHECKSUM_NBYTES * size)
+            for file, first, size in zip(
+                files[begins].tolist(), firsts[begins].tolist(), sizes.tolist(), strict=True
+            )
+        ]
+        self.folder.read_parts(parts, found.view(np.uint8).data)
+        starts = (np.cumsum(sizes) - sizes - firsts[begins])[group] + firsts
+        before = np.cumsum(n_blocks) - n_blocks
+        return found[np.repeat(starts - before, n_blocks) + np.arange(int(n_blocks.sum()))]
 
 
 @dataclasses.dataclass(frozen=True)
