@@ -186,11 +186,11 @@ class Driver:
         """The last line that is no event."""
         self.durations: dict[str, float] = {}
         """Seconds of each stage that has ended."""
-        self._hear: Callable[[str], None] = lambda stage: None
+        self._hear: Callable[[str, str], None] = lambda kind, stage: None
         self._thread = threading.Thread(target=self._listen, daemon=True)
 
-    def run(self, hear: Callable[[str], None]) -> int | str:
-        """Wait for the end; return the exit code. `hear` is called when each stage begins."""
+    def run(self, hear: Callable[[str, str], None]) -> int | str:
+        """Wait for the end; return the exit code. `hear` gets the kind and stage of each event."""
         self._hear = hear
         self._thread.start()
         try:
@@ -210,9 +210,8 @@ class Driver:
             except ValueError:
                 self.said = line.strip() or self.said
                 continue
-            if event["kind"] == "stage-start":
-                self._hear(event["stage"])
-            elif event["kind"] == "stage-end":
+            self._hear(event["kind"], event["stage"])
+            if event["kind"] == "stage-end":
                 self.durations[event["stage"]] = float(event["seconds"])
 
 
@@ -243,9 +242,11 @@ class Fault:
     hit: str = ""
     """What it has hit, in words; nothing as long as it has not."""
 
-    def hear(self, site: Site, driver: Driver, out: str, stage: str) -> None:
-        """Hit, when the stage has come."""
-        if stage == self.stage and not self.hit:
+    def hear(self, site: Site, driver: Driver, out: str, event: tuple[str, str]) -> None:
+        """Hit, when the stage has come; end what goes on when the driver has given up."""
+        if event[0] == "stage-failed" and site.store is not None:
+            site.store.fails.clear()
+        if event == ("stage-start", self.stage) and not self.hit:
             time.sleep(self.delay)
             self.hit = getattr(self, f"_{self.kind}")(site, driver, out)
 
@@ -345,7 +346,7 @@ def fit_until_done(
     outcome = Outcome([])
     while len(outcome.codes) < MOST_ATTEMPTS:
         driver = site.driver(source, out)
-        code = driver.run(lambda stage, now=driver: fault.hear(site, now, out, stage))
+        code = driver.run(lambda *event, now=driver: fault.hear(site, now, out, event))
         outcome.codes.append(code)
         fault.over(site, out)
         if code != 0:
@@ -430,7 +431,7 @@ def undisturbed(site: Site) -> tuple[NDArray[Any], dict[str, float], int]:
     """Return the labels without any fault, the seconds of each stage, and the bytes on disk."""
     out = site.folder / "undisturbed"
     driver = site.driver(site.source, str(out))
-    code = driver.run(lambda stage: None)
+    code = driver.run(lambda *event: None)
     if code != 0:
         raise RuntimeError(f"the undisturbed run ended with {code}: {driver.said}")
     nbytes = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
