@@ -103,6 +103,7 @@ n_workers, seed, progress
         job = find_job(source, place, **options)
         run = job.finished() if resume else None
         if run is None:
+            where["reads"] = job.reads
             with opened(job.folder, f"fit-{job.id}", job.plan, **where) as (engine, plan):
                 run = Fit(engine, job, plan, resume).run()
         keep_place(run)

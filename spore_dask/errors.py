@@ -23,3 +23,7 @@ class DamagedError(SporeError, OSError):
 
 class ClusterError(SporeError, RuntimeError):
     """Workers or their scheduler failed: trying again may help."""
+
+
+class PreflightError(ClusterError):
+    """A worker of a cluster is not fit for the run: mend it, or leave it out, and call again."""
