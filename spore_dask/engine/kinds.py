@@ -29,6 +29,7 @@ LOOPBACK = "127.0.0.1:0"
 """Where dashboards are: a free port that only this machine sees."""
 QUEUE_TIMEOUT = 600.0
 """Seconds that the first worker of a queue may take."""
+SLURM_SCHEDULER = "jobqueue.slurm.scheduler-options"
 TLS = ("ca", "cert", "key")
 
 N_WORKERS = count(optional=True)
@@ -174,9 +175,36 @@ def _slurm(stack: contextlib.ExitStack, section: dict[str, Any]) -> Cluster:
             "The kind of the cluster is 'slurm', but there is no command sbatch here: start the "
             "job on a machine of the Slurm cluster, or choose another kind."
         )
-    cluster = _start(stack, make, options)
-    cluster.scale(jobs=jobs)
+    cluster = _start(stack, make, {"job_cls": _slurm_job(), **options})
+
+    async def submit() -> None:
+        cluster.scale(jobs=jobs)
+        await cluster  # so that a refusal is raised here, not only logged
+
+    try:
+        cluster.sync(submit)
+    except RuntimeError as error:
+        raise ClusterError(
+            f"Slurm refused a job ({one_line(error)}): change what the cluster section asks for."
+        ) from error
     return Cluster(cluster, wait)
+
+
+def _slurm_job() -> Any:
+    """Return the class of jobs that say so when Slurm refuses them, so that all can be closed."""
+    from dask_jobqueue.slurm import SLURMJob
+    from distributed.core import Status
+
+    class Job(SLURMJob):
+        async def start(self) -> None:
+            start: Any = super().start
+            try:
+                await start()
+            except BaseException:
+                self.status = Status.failed
+                raise
+
+    return Job
 
 
 def slurm_options(section: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,20 +213,29 @@ def slurm_options(section: Mapping[str, Any]) -> dict[str, Any]:
     Workers get what our own have: no further threads, no measures of dask's against memory that
     is no data of dask's, and dashboards that only their machine sees.
     """
+    import dask
     from dask_jobqueue.core import Job, JobQueueCluster
     from dask_jobqueue.slurm import SLURMJob
 
     names = {name for cls in (JobQueueCluster, Job, SLURMJob) for name in _keywords(cls)}
     hidden = {"n_workers", "job_cls", "loop", "asynchronous", "scheduler", "scheduler_cls"}
+    hidden |= {"dashboard_address"}  # which it takes in scheduler_options only
     _check_keys("slurm", section, {*(names - hidden), "jobs", "tls"})
     options = dict(section)
     security = _security(options.pop("tls", None))
     if security is not None:
         options |= {"security": security, "protocol": "tls://"}
+    if options.get("memory") is None and dask.config.get("jobqueue.slurm.memory", None) is None:
+        raise ParameterError(
+            "cluster has no memory, but Slurm must know what each job may use: give it, such as "
+            "memory: 4GiB."
+        )
     options.setdefault("cores", 1)
     options.setdefault("processes", options["cores"])
-    if "dashboard_address" not in (options.get("scheduler_options") or {}):
-        options.setdefault("dashboard_address", LOOPBACK)
+    chosen = options.get("scheduler_options") or dask.config.get(SLURM_SCHEDULER, None) or {}
+    options["scheduler_options"] = {"dashboard_address": LOOPBACK, **chosen}
+    if "host" in options:  # which it takes there only
+        options["scheduler_options"]["host"] = options.pop("host")
     exports = [f"export {name}={value}" for name, value in OUTSIDE_ENVIRON.items()]
     options["job_script_prologue"] = [*exports, *(options.get("job_script_prologue") or [])]
     alone = ["--no-dashboard", "--dashboard-address", LOOPBACK]
@@ -244,8 +281,8 @@ def _class(stack: contextlib.ExitStack, section: dict[str, Any]) -> Cluster:
     security = _security(section.get("tls"))
     if security is not None:
         options["security"] = security
-    if "dashboard_address" in _keywords(make):
-        options.setdefault("dashboard_address", LOOPBACK)
+    for name in {"dashboard_address", "worker_dashboard_address"} & _keywords(make):
+        options.setdefault(name, LOOPBACK)
     cluster = _start(stack, make, options)
     if scale is not None:
         cluster.scale(scale)
@@ -287,7 +324,8 @@ def _start(stack: contextlib.ExitStack, make: Any, options: Mapping[str, Any]) -
         raise
     except (TypeError, ValueError) as error:
         raise ParameterError(
-            f"{name} refuses what the cluster section says ({one_line(error)}): change it."
+            f"{name} cannot start with what the cluster section says ({one_line(error)}): change "
+            "it, or what it leads to."
         ) from error
     except Exception as error:
         raise ClusterError(

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from spore_dask.engine import settings
+from spore_dask.engine.failures import WorkerLostError
 from spore_dask.errors import PreflightError
 
 Check = Callable[[str, int], str | None]
@@ -105,7 +106,14 @@ def prove_all(client: Any, proof: Proof) -> list[str]:
         pairs = zip(workers, answers, strict=True)
         return {address: answer for address, answer in pairs if address in left}
 
-    answers: dict[str, str | None] = client.sync(ask_all)
+    seconds = settings.START_TIMEOUT + 2 * settings.LOOK_TIMEOUT
+    try:
+        answers: dict[str, str | None] = client.sync(ask_all, callback_timeout=seconds)
+    except OSError as error:
+        raise WorkerLostError(
+            f"The scheduler does not answer ({_words(error)}). See whether it still runs, and call "
+            "again."
+        ) from error
     wrong = [answer for answer in answers.values() if answer]
     if wrong:
         more = f" So it is with {len(wrong)} workers." if len(wrong) > 1 else ""
