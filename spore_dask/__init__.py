@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spore_dask.api import fit
     from spore_dask.clustering import cluster_graph
+    from spore_dask.engine import connect
     from spore_dask.errors import (
         BusyError,
         ClusterError,
@@ -53,6 +54,7 @@ __all__ = [
     "build_graph",
     "clean",
     "cluster_graph",
+    "connect",
     "estimate",
     "export_labels",
     "fit",
@@ -70,6 +72,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "api": ["fit"],
     "clustering": ["cluster_graph"],
+    "engine": ["connect"],
     "errors": [
         "BusyError",
         "ClusterError",
