@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from spore_dask.api import fit
     from spore_dask.clustering import cluster_graph
     from spore_dask.errors import (
+        BusyError,
         ClusterError,
         DamagedError,
         InputError,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SPORE",
+    "BusyError",
     "ClusterError",
     "DamagedError",
     "Graph",
@@ -63,6 +65,7 @@ _HOMES = {
     "api": ["fit"],
     "clustering": ["cluster_graph"],
     "errors": [
+        "BusyError",
         "ClusterError",
         "DamagedError",
         "InputError",

@@ -23,3 +23,7 @@ class DamagedError(SporeError, OSError):
 
 class ClusterError(SporeError, RuntimeError):
     """Workers or their scheduler failed: trying again may help."""
+
+
+class BusyError(ClusterError):
+    """Another process is at work on the same output."""

@@ -1,6 +1,6 @@
-"""How every long call begins: a plan, workers to follow it, and a record of where it stands.
+"""How every long call begins: a lock, a plan, workers to follow it, a record of where it stands.
 
-Writes that record into the run's folder: see `tracking`.
+Writes the lock and the record into the run's folder: see `locks` and `tracking`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from spore_dask.engine import Engine, open_engine
+from spore_dask.locks import locked
 from spore_dask.points import CACHE
-from spore_dask.progress import as_consumer
+from spore_dask.progress import Event, as_consumer
 from spore_dask.store import Folder
 from spore_dask.tracking import Tracker
 
@@ -40,17 +41,25 @@ def opened(
 ) -> Iterator[tuple[Engine, PlanType]]:
     """Make a plan for a memory limit and a number of workers, and open an engine to follow it.
 
-    What happens is told to `progress`, and kept in the folder under a name.
+    What happens is told to `progress`, and kept in the folder under a name. Nobody else may work
+    there meanwhile.
     """
     tracker = Tracker(folder, name, as_consumer(progress))
     with contextlib.ExitStack() as stack:
+        lock = stack.enter_context(locked(folder, name))
         stack.enter_context(tracker)
+
+        def hear(event: Event) -> None:
+            if event.kind in ("stage-start", "task-done"):
+                lock.check()
+            tracker(event)
+
         if client is not None:  # its workers say what memory there is
-            engine = stack.enter_context(open_engine(client, n_workers, None, tracker))
+            engine = stack.enter_context(open_engine(client, n_workers, None, hear))
             memory_limit = memory_limit or engine.memory_limit
         plan = make(memory_limit, n_workers)
         if client is None:
             limit = plan.memory_limit
-            engine = stack.enter_context(open_engine(None, n_workers, limit, tracker))
+            engine = stack.enter_context(open_engine(None, n_workers, limit, hear))
         stack.callback(CACHE.clear)
         yield engine, plan

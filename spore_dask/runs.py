@@ -7,6 +7,7 @@ finished last. Memory: what is asked for; `verify` has one chunk of rows at a ti
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from typing import Any
@@ -16,7 +17,8 @@ import zarr
 from numpy.typing import NDArray
 
 from spore_dask.clusters import NOISE, Thresholds
-from spore_dask.errors import DamagedError, InputError
+from spore_dask.errors import BusyError, DamagedError, InputError
+from spore_dask.locks import locked
 from spore_dask.params import one_of
 from spore_dask.store import Folder, address
 from spore_dask.tasks import MARKER
@@ -244,6 +246,12 @@ def clean(run: Run | str | os.PathLike[str], keep: str = "labels") -> int:
     """
     run = as_run(run)
     KEEP.check("keep", keep)
+    with locked(run.folder, "clean"):
+        return _clean(run, keep)
+
+
+def _clean(run: Run, keep: str) -> int:
+    """Remove what is not to be kept, while nobody else works in the run's folder."""
     run.summary["keep"] = keep
     run.result.write_json(SUMMARY, run.summary)
     wanted = kept_stages(run.folder)
@@ -256,7 +264,10 @@ def clean(run: Run | str | os.PathLike[str], keep: str = "labels") -> int:
 
 def keep_at_most(run: Run, keep: str) -> None:
     """Remove what is no longer to be kept; what was not kept before stays away."""
-    clean(run, min(keep, run.summary["keep"], key=list(KEPT).index))
+    least = min(keep, run.summary["keep"], key=list(KEPT).index)
+    # What is left of a removal that was killed can wait until nobody works there.
+    with contextlib.suppress(*[BusyError] if least == run.summary["keep"] else []):
+        clean(run, least)
 
 
 def kept_stages(folder: Folder, besides: str = "") -> set[str]:

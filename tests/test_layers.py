@@ -8,11 +8,11 @@ import spore_dask
 PACKAGE = Path(spore_dask.__file__).parent
 LAYERS = [
     {"errors"},
-    {"params", "datasets", "threads", "memory", "recall", "choosing", "caches"},
+    {"params", "datasets", "threads", "memory", "recall", "choosing", "caches", "processes"},
     {"progress", "kernels", "spaces", "judging"},
     {"coordinates", "exact", "partitions", "percentiles", "probing", "clusters"},
     {"store", "engine", "pilot", "approximate"},
-    {"tasks", "points", "shards", "orders", "pages", "checkpoints", "formats"},
+    {"tasks", "points", "shards", "orders", "pages", "checkpoints", "formats", "locks"},
     {"searching", "runs", "importing", "tracking"},
     {"meeting"},
     {"inputs", "stages", "search", "clustering", "voting", "opening"},

@@ -23,6 +23,7 @@ from typing import Any
 import click
 
 from spore_dask.errors import (
+    BusyError,
     ClusterError,
     DamagedError,
     InputError,
@@ -42,6 +43,7 @@ EXIT_CODES = {
     4: "too big: for the memory limit, or for the disk",
     5: "damaged: what is on disk is not what was written",
     6: "the cluster failed: workers died, or no scheduler answers; trying again may help",
+    7: "busy: another process is at work on the same output",
     129: "stopped by SIGHUP; the same command continues",
     130: "stopped by Ctrl-C (SIGINT); the same command continues",
     141: "nobody read what was printed (SIGPIPE); a run that was begun is done",
@@ -50,6 +52,7 @@ EXIT_CODES = {
 CODES: list[tuple[type[BaseException], int]] = [
     (LimitError, 4),  # before its base, ParameterError, and before ClusterError: no use to retry
     (MemoryError, 4),
+    (BusyError, 7),  # before its base
     (ClusterError, 6),
     (DamagedError, 5),
     (InputError, 3),
