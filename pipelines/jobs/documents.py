@@ -87,9 +87,9 @@ class Job:
         return {
             "job": self.kind,
             "date": self.date,
-            "input": without_secrets(self.input),
+            "input": without_secrets(address(self.input)),
             "component": self.component,
-            "output": without_secrets(self.output),
+            "output": without_secrets(address(self.output)),
             "parameters": _plain(self.parameters),
             "cluster": kind or ("address" if self.cluster else "local"),
             "memory_limit": self.memory_limit,

@@ -60,7 +60,8 @@ class Work:
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
         """Hold the output alone, and keep how the job ends; raise `BusyError` if another has it."""
-        with spore_dask.hold(self.output.url, f"job {self.job.kind}"):
+        with spore_dask.hold(self.output.url, f"job {self.job.kind}") as lock:
+            self.lock = lock
             began = _now()
             self._write(state=RUNNING, started=began)
             try:

@@ -48,6 +48,7 @@ def refresh_answer(job: Job, voice: Voice) -> Answer:
         if last.document["package"] == spore_dask.__version__:  # refuse data that has changed
             run = spore_dask.fit(address(job.input), run.path, **job.options)
         return _told(work, run, last, done_before=True)
+    _check_date(job, last)
     with work.recorded():
         published, run = _refresh(work)
         write_report(work, run)
@@ -58,11 +59,7 @@ def _refresh(work: Work) -> tuple[Published, spore_dask.Run]:
     """Fit, match, publish, and remove what is not to be kept."""
     job, output = work.job, work.output
     last = publishing.latest(output)  # again: nobody else moves it now
-    if last is not None and job.date < last.date:
-        raise spore_dask.ParameterError(
-            f"The date is {job.date}, but {last.name} was published already: give a date from "
-            f"{last.date} on."
-        )
+    _check_date(job, last)
     work.say(f"run {job.run_name} begins, into {output.url}")
     with workers(job) as where:
         out = f"{output.url}/{publishing.RUNS}/{job.run_name}"
@@ -73,6 +70,7 @@ def _refresh(work: Work) -> tuple[Published, spore_dask.Run]:
         if published is None:
             prediction = None if last is None else _predict(work, last, where)
             published = _publish(work, run, last, prediction)
+    work.lock.check()
     publishing.move_pointer(published)
     work.say(f"{publishing.POINTER} is {published.name} now")
     work.note(published=published.place.url)
@@ -82,6 +80,15 @@ def _refresh(work: Work) -> tuple[Published, spore_dask.Run]:
         for name in publishing.prune(output, job.keep_runs, published):
             work.say(f"removed {name}")
     return published, run
+
+
+def _check_date(job: Job, last: Published | None) -> None:
+    """Refuse to go back: readers would see older data as the latest."""
+    if last is not None and job.date < last.date:
+        raise spore_dask.ParameterError(
+            f"The date is {job.date}, but {last.name} was published already: give a date from "
+            f"{last.date} on."
+        )
 
 
 def _published_before(work: Work, last: Published | None, run: spore_dask.Run) -> Published | None:

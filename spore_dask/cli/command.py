@@ -90,7 +90,7 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> None:
         """Call the function, and show what it returns."""
         values = {name: value for name, value in ctx.params.items() if self._is_given(ctx, name)}
-        session = ctx.ensure_object(_NoSession)
+        session = ctx.find_object(Session) or Session([])
         session.json, session.debug = values.pop("json"), values.pop("debug")
         quiet, progress = values.pop("quiet"), values.pop("progress", "none")
         voice = Voice(session.json, quiet, consumer_of(progress, quiet))
@@ -120,13 +120,6 @@ class Command(click.Command):
             if records:
                 with formatter.section(section):
                     formatter.write_dl(records)
-
-
-class _NoSession(Session):
-    """What stands in for a session where a command is called by itself."""
-
-    def __init__(self) -> None:
-        super().__init__([])
 
 
 def progress_option() -> Option:
