@@ -101,7 +101,7 @@ class Lock:
         while True:
             for name in self._others():
                 self._refuse_living(name)
-                self._folder.remove(name)
+                self._remove(name)
             self._folder.write_json(self._file, self._record)
             if not self._others():
                 break
@@ -146,6 +146,12 @@ class Lock:
                 f"Process {record['pid']} on {record['host']} ({record['name']}) is at work on "
                 f"{self._folder.url!r}: wait until it is done, stop it, or give another `out`."
             )
+
+    def _remove(self, name: str) -> None:
+        """Remove the lock of a process that is gone, and what it was about to write."""
+        for found in self._folder.names():
+            if found.startswith(name):
+                self._folder.remove(found)
 
     def _is_heard(self, name: str, known: dict[str, Any]) -> bool:
         """Tell whether the owner of a lock, on another machine, gives a sign of life."""

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from spore_dask.engine import Engine, open_engine
+from spore_dask.locks import PREFIX as LOCKS
 from spore_dask.locks import locked
 from spore_dask.points import CACHE
 from spore_dask.progress import Event, as_consumer
-from spore_dask.store import Folder
+from spore_dask.store import PARTIAL, Folder
 from spore_dask.tracking import Tracker
 
 
@@ -47,6 +48,7 @@ def opened(
     tracker = Tracker(folder, name, as_consumer(progress))
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(locked(folder, name))
+        _sweep(folder)
         stack.enter_context(tracker)
 
         def hear(event: Event) -> None:
@@ -63,3 +65,10 @@ def opened(
             engine = stack.enter_context(open_engine(None, n_workers, limit, hear))
         stack.callback(CACHE.clear)
         yield engine, plan
+
+
+def _sweep(folder: Folder) -> None:
+    """Remove the half documents of a driver that was killed; stages see to their own files."""
+    for name in folder.names():
+        if name.endswith(PARTIAL) and not name.startswith(LOCKS):
+            folder.remove(name)

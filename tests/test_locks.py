@@ -173,6 +173,16 @@ def test_silent_machine_is_gone_whatever_the_clocks_say(folder, quick, monkeypat
         assert "lock-foreign.json" not in lock_files(folder)
 
 
+def test_halves_of_a_killed_driver_go(tmp_path):
+    x = blobs_and_shapes(2000)[0]
+    folder = Folder(str(tmp_path / "run"))
+    for name in ("progress-fit-a.json.1.partial", "run.json.2.partial", "lock-x.json.3.partial"):
+        folder.write_bytes(name, b"{")
+    folder.write_bytes("lock-x.json", b"{")
+    fit(x, folder.url, n_workers=0)
+    assert not [name for name in folder.names() if "partial" in name or locks.is_lock(name)]
+
+
 def test_a_lock_that_is_no_document_is_passed_over(folder):
     folder.write_bytes("lock-empty.json", b"")
     with locked(folder, "mine"):
