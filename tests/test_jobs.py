@@ -29,6 +29,7 @@ from spore_dask.cli import EXIT_CODES
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "pipelines.md"
 SIZE, N_NOISE = 250, 30
+SECRET = "not-to-be-found"
 QUICK = {"n_workers": 0, "min_cluster_size": 50}
 MODULES = [ROOT / "pipelines" / "__main__.py", *(ROOT / "pipelines" / "jobs").glob("*.py")]
 
@@ -450,6 +451,18 @@ def test_quiet_is_silence(folder):
     assert (result.exit_code, result.output) == (0, "")
 
 
+def test_a_fit_on_a_cluster_finds_the_same(folder):
+    cluster = {"kind": "local", "n_workers": 1, "memory_limit": "1GiB"}
+    parameters = {"min_cluster_size": 50}
+    result = invoke("fit", write_job(folder, cluster=cluster, parameters=parameters))
+    assert result.exit_code == 0, result.stderr
+    expected = spore_dask.fit(folder / "x.zarr", folder / "expected", **QUICK)
+    assert (spore_dask.open_run(folder / "out").labels[...] == expected.labels[...]).all()
+    wrong = invoke("fit", write_job(folder, cluster={"kind": "locl"}, parameters={}))
+    assert wrong.exit_code == 2
+    assert "'local'" in wrong.stderr
+
+
 # tune
 
 
@@ -497,9 +510,9 @@ def days(tmp_path_factory):
     return folder, names
 
 
-def refresh_job(folder, output, **asked):
-    job = {"input": str(folder / "{date}.zarr"), "output": str(output), "parameters": QUICK}
-    file = output.parent / f"{output.name}.yaml"
+def refresh_job(folder, place, **asked):
+    job = {"input": str(folder / "{date}.zarr"), "output": str(place), "parameters": QUICK}
+    file = place.parent / f"{place.name}.yaml"
     file.write_text(yaml.safe_dump(job | asked))
     return file
 
@@ -644,7 +657,58 @@ def test_a_fit_that_is_gone_is_told(days, tmp_path):
     assert "latest.json to begin anew" in result.stderr
 
 
-def test_where_no_numbers_fit_into_memory_tables_are_small():
+@pytest.fixture
+def bucket(monkeypatch):
+    """An S3 server of this machine, reached by what the environment says."""
+    boto3 = pytest.importorskip("boto3")
+    server = pytest.importorskip("moto.server")
+    pytest.importorskip("s3fs")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, SECRET)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    try:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://{}:{}".format(*running.get_host_and_port()))
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="bucket")
+        yield client
+        client.close()
+    finally:
+        running.stop()
+
+
+def download(client, folder):
+    """Copy all that a job has written to a folder."""
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket="bucket", Prefix="out/"):
+        for entry in page["Contents"]:
+            target = folder / entry["Key"]
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(client.get_object(Bucket="bucket", Key=entry["Key"])["Body"].read())
+
+
+def test_a_refresh_from_and_to_an_object_store(bucket, days, tmp_path):
+    folder, names = days
+    for path in folder.rglob("*"):
+        if path.is_file():
+            bucket.put_object(
+                Bucket="bucket", Key=str(path.relative_to(folder)), Body=path.read_bytes()
+            )
+    places = {"input": "s3://bucket/{date}.zarr", "output": "s3://bucket/out"}
+    file = refresh_job(folder, tmp_path / "remote", **places)
+    for date in list(DAYS)[:2]:
+        code, out, err = finish(command("refresh", file, "--date", date, "--json"))
+        assert code == 0, err
+        assert SECRET not in out + err
+        download(bucket, tmp_path)
+    found = numbers_of(tmp_path / "out", names[date])
+    publishing.latest(Place(str(tmp_path / "out"))).verify()
+    assert found["d"] == 3
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert SECRET.encode() not in written
+
+
+def test_many_clusters_are_matched_without_a_square_table():
     rng = np.random.default_rng(0)
     n_clusters = 20_000
     labels = np.arange(200_000) % n_clusters
