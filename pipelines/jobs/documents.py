@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import difflib
+import functools
 import hashlib
 import json
 import re
@@ -79,7 +80,14 @@ class Job:
     @property
     def options(self) -> dict[str, Any]:
         """Keywords of `fit` or `tune`, but for where it runs."""
-        return {**self.parameters, "component": self.component, "keep": self.keep}
+        asked = {name: value for name, value in self.parameters.items() if name != "n_workers"}
+        return {**asked, "component": self.component, "keep": self.keep}
+
+    @property
+    def workers(self) -> dict[str, Any]:
+        """Keywords that say where it runs, if that is on this machine."""
+        given = {"memory_limit": self.memory_limit, "n_workers": self.parameters.get("n_workers")}
+        return {name: value for name, value in given.items() if value is not None}
 
     def asked(self) -> dict[str, Any]:
         """Return what is asked in plain values, fit to be kept: of the cluster, only the kind."""
@@ -268,6 +276,7 @@ def _check(path: str, within: str, found: dict[str, Any], known: Mapping[str, Ke
             raise _bad(path, f"{within}{name} is {value!r}, but it must be {text}")
 
 
+@functools.cache
 def parameter_options(kind: str) -> dict[str, Option]:
     """Return what may be among the parameters of a job, from the signatures of the API."""
     leave_out = NOT_PARAMETERS if kind == FIT else (*NOT_PARAMETERS, "params")

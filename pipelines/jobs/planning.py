@@ -40,6 +40,6 @@ def _size_of(job: Job) -> dict[str, Any]:
     """Return how many workers there will be, and what each may use, as far as the file says."""
     cluster = job.cluster if isinstance(job.cluster, dict) else {}
     counts = [cluster[name] for name in ("n_workers", "jobs", "scale") if name in cluster]
-    limit = job.memory_limit or cluster.get("memory_limit")
-    found = {"n_workers": counts[0] if counts else None, "memory_limit": limit}
+    limit = cluster.get("memory_limit")
+    found = {"n_workers": counts[0] if counts else None, "memory_limit": limit, **job.workers}
     return {name: value for name, value in found.items() if value is not None}

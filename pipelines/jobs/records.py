@@ -95,9 +95,8 @@ def _now() -> str:
 @contextlib.contextmanager
 def workers(job: Job) -> Iterator[dict[str, Any]]:
     """Make or reach the cluster that a job asks for; yield the keywords that stand for it."""
-    where = {"memory_limit": job.memory_limit}
     if job.cluster is None:
-        yield where
+        yield job.workers
         return
     with spore_dask.connect(job.cluster) as client:
-        yield where | {"client": client}
+        yield job.workers | {"client": client}
