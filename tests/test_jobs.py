@@ -613,7 +613,12 @@ def test_readers_see_whole_runs_whenever_a_refresh_is_killed(days, tmp_path):
         found.verify()
         assert found.name == (expected or found.name)
         assert (found.date == "2026-11-02") == (expected is None)
+    record = f"job-{publishing.latest(output).name}.json"
+    assert output.read(record)["state"] == "running"
+    assert output.child("predictions").names() != []
     assert invoke("refresh", file, "--date", "2026-11-02").exit_code == 0
+    assert output.read(record)["state"] == "done"
+    assert output.child("predictions").names() == []
     numbers = numbers_of(tmp_path / "out", names["2026-11-02"])
     assert numbers["d"] == 3
 

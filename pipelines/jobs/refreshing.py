@@ -44,19 +44,40 @@ def refresh_answer(job: Job, voice: Voice) -> Answer:
     work = Work(job, voice, job.run_name)
     last = publishing.latest(work.output)
     if last is not None and last.name == job.run_name:
-        run = _fitted(last)
-        if last.document["package"] == spore_dask.__version__:  # refuse data that has changed
-            run = spore_dask.fit(address(job.input), run.path, **job.options)
-        return _told(work, run, last, done_before=True)
+        return _told(work, _published_run(work, last), last, done_before=True)
     _check_date(job, last)
     with work.recorded():
         published, run = _refresh(work)
-        write_report(work, run)
+        _finish(work, published, run)
     return _told(work, run, published)
 
 
+def _published_run(work: Work, last: Published) -> spore_dask.Run:
+    """Return the fit of a run that readers see already; do what a killed start has left undone."""
+    run = _fitted(last)
+    if last.document["package"] == spore_dask.__version__:  # refuse data that has changed
+        run = spore_dask.fit(address(work.job.input), run.path, **work.job.options)
+    if work.finished() is None:
+        with work.recorded():
+            _finish(work, last, run)
+    return run
+
+
+def _finish(work: Work, published: Published, run: spore_dask.Run) -> None:
+    """Note what was found, write the report, and remove what is not to be kept."""
+    job, output = work.job, work.output
+    note_run(work, run)
+    work.note(published=published.place.url)
+    write_report(work, run)
+    output.child(publishing.PREDICTIONS).remove(job.run_name)
+    output.child(publishing.REFUSED).remove(job.run_name)
+    if job.keep_runs is not None:
+        for name in publishing.prune(output, job.keep_runs, published):
+            work.say(f"removed {name}")
+
+
 def _refresh(work: Work) -> tuple[Published, spore_dask.Run]:
-    """Fit, match, publish, and remove what is not to be kept."""
+    """Fit, match, publish, and make readers see it."""
     job, output = work.job, work.output
     last = publishing.latest(output)  # again: nobody else moves it now
     _check_date(job, last)
@@ -65,7 +86,6 @@ def _refresh(work: Work) -> tuple[Published, spore_dask.Run]:
         out = f"{output.url}/{publishing.RUNS}/{job.run_name}"
         source, where = address(job.input), {"progress": work.progress, **where}
         run = spore_dask.fit(source, out, **where, **job.options)
-        note_run(work, run)
         published = _published_before(work, last, run)
         if published is None:
             prediction = None if last is None else _predict(work, last, where)
@@ -73,12 +93,6 @@ def _refresh(work: Work) -> tuple[Published, spore_dask.Run]:
     work.lock.check()
     publishing.move_pointer(published)
     work.say(f"{publishing.POINTER} is {published.name} now")
-    work.note(published=published.place.url)
-    output.child(publishing.PREDICTIONS).remove(job.run_name)
-    output.child(publishing.REFUSED).remove(job.run_name)
-    if job.keep_runs is not None:
-        for name in publishing.prune(output, job.keep_runs, published):
-            work.say(f"removed {name}")
     return published, run
 
 
