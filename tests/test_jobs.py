@@ -4,6 +4,7 @@ import ast
 import importlib
 import itertools
 import json
+import os
 import re
 import signal
 import subprocess
@@ -65,6 +66,13 @@ Place.write, Place.create_labels = dying(Place.write), dying(Place.create_labels
 commands.commands(sys.argv[3:])
 """
 """Runs a job that is killed before or after it writes something."""
+IMPATIENT = """
+import sys
+from pipelines.jobs import commands, places
+places.WAITS_SECONDS = (0.0,)
+commands.commands(sys.argv[1:])
+"""
+"""Runs a job that does not wait long for a store."""
 
 
 def write_points(path, centres, seed=0, n_noise=N_NOISE):
@@ -711,6 +719,27 @@ def test_a_refresh_from_and_to_an_object_store(bucket, days, tmp_path):
     assert found["d"] == 3
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert SECRET.encode() not in written
+
+
+@pytest.mark.parametrize(
+    ("credentials", "code", "said"),
+    [(SECRET, 6, "does not answer"), (None, 3, "give credentials that may")],
+)
+def test_a_store_that_cannot_be_reached(credentials, code, said, folder):
+    pytest.importorskip("s3fs")
+    nowhere = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_EC2_METADATA_DISABLED": "true"}
+    environment = {n: v for n, v in os.environ.items() if not n.startswith("AWS_")} | nowhere
+    if credentials:
+        names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
+        environment |= dict.fromkeys(names, credentials)
+    file = folder / "job.yaml"
+    file.write_text("input: s3://bucket/x.zarr\noutput: s3://bucket/out\n")
+    process = command("fit", file, code=IMPATIENT, env=environment | {"HOME": str(folder)})
+    found, _, err = finish(process)
+    assert found == code, err
+    assert said in err
+    assert SECRET not in err
+    assert len(err.splitlines()) == 1
 
 
 def test_many_clusters_are_matched_without_a_square_table():

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import zlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ import zarr
 
 import spore_dask
 from pipelines.jobs.matching import NOISE, Integers
-from pipelines.jobs.places import Place
+from pipelines.jobs.places import Place, chunks_of
 
 POINTER = "latest.json"
 DOCUMENT = "published.json"
@@ -100,14 +99,6 @@ def date_of(name: str) -> str:
     return found[1]
 
 
-def chunks_of(labels: zarr.Array[Any]) -> Iterator[tuple[slice, Any]]:
-    """Read labels chunk by chunk."""
-    step = labels.chunks[0]
-    for first in range(0, labels.shape[0], step):
-        rows = slice(first, min(first + step, labels.shape[0]))
-        yield rows, np.ascontiguousarray(labels[rows])
-
-
 def open_published(output: Place, name: str) -> Published | None:
     """Open a published run; None if it is not complete."""
     date_of(name)
@@ -158,7 +149,7 @@ def write_published(
     checksums, n_noise = [], 0
     for rows, found in chunks_of(labels):
         stable = numbers[found]  # noise is -1, so the last
-        target[rows] = stable
+        place.write_rows(target, rows, stable)
         checksums.append(zlib.crc32(stable.data))
         n_noise += int((found == NOISE).sum())
     place.write(CLUSTERS, {"version": VERSION, "clusters": clusters})

@@ -24,7 +24,7 @@ import spore_dask
 from pipelines.jobs import drift, matching, publishing
 from pipelines.jobs.documents import Job
 from pipelines.jobs.fitting import note_run, told, write_report
-from pipelines.jobs.places import address
+from pipelines.jobs.places import address, chunks_of
 from pipelines.jobs.publishing import Published
 from pipelines.jobs.records import Work, workers
 from spore_dask.cli import Answer, Voice
@@ -191,9 +191,7 @@ def _compare(
     """Match today's clusters with the last ones."""
     numbers_before = last.numbers
     by_last_run = prediction.labels
-    chunks = (
-        (labels, np.asarray(by_last_run[rows])) for rows, labels in publishing.chunks_of(run.labels)
-    )
+    chunks = ((labels, np.asarray(by_last_run[rows])) for rows, labels in chunks_of(run.labels))
     overlaps = matching.count_overlaps(chunks, run.n_clusters, len(numbers_before))
     matched = matching.match(overlaps, job.least_overlap)
     numbers = matching.number(matched, numbers_before, next_number)
@@ -203,7 +201,7 @@ def _compare(
 def _about_last(last: Published, prediction: spore_dask.Prediction) -> dict[str, Any]:
     """Return what a drift report says of the last run."""
     n_points = last.document["n_points"]
-    chunks = publishing.chunks_of(prediction.confidence)
+    chunks = chunks_of(prediction.confidence)
     total = sum(float(confidence.sum(dtype=np.float64)) for _, confidence in chunks)
     return {
         "before": {
