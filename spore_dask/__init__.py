@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from spore_dask.exporting import export_labels
     from spore_dask.graph import Graph, build_graph, plan_graph
     from spore_dask.importing import import_data
+    from spore_dask.locks import hold
     from spore_dask.params import Params
     from spore_dask.predicting import predict
     from spore_dask.predictions import Prediction
@@ -58,6 +59,7 @@ __all__ = [
     "estimate",
     "export_labels",
     "fit",
+    "hold",
     "import_data",
     "open_run",
     "open_tuning",
@@ -90,6 +92,7 @@ _HOMES = {
     "exporting": ["export_labels"],
     "graph": ["Graph", "build_graph", "plan_graph"],
     "importing": ["import_data"],
+    "locks": ["hold"],
     "params": ["Params"],
     "predicting": ["predict"],
     "predictions": ["Prediction"],
