@@ -151,6 +151,19 @@ def test_nobody_there(address):
     assert isinstance(caught.value, NoSchedulerError) == (address == "tcp://127.0.0.1:1")
 
 
+def test_somebody_there_who_never_says_a_word():
+    import socket
+
+    import dask
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        dask.config.set({"distributed.comm.timeouts.connect": "500ms"}),
+        pytest.raises(NoSchedulerError, match="no Dask scheduler answers there"),
+    ):
+        spore_dask.connect(f"tcp://127.0.0.1:{silent.getsockname()[1]}")
+
+
 # Sections that are wrong
 
 WRONG = [

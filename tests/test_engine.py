@@ -417,7 +417,7 @@ def outside_cluster():
         threads_per_worker=1,
         processes=False,
         memory_limit=5 * 2**30,
-        dashboard_address=None,
+        dashboard_address="127.0.0.1:0",
     )
 
 

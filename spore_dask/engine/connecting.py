@@ -129,8 +129,10 @@ def _connection_class() -> Any:
 
         def start(self, **options: Any) -> None:
             start, close = super().start, super().close  # type: Any, Any
+            # Its own limit does not hold where something listens, but never says a word.
+            limit = 2 * options["timeout"]
             try:
-                start(**options)
+                start(**options, callback_timeout=limit)
             except BaseException:
                 close()  # left to the garbage collector, it could block the start of another
                 raise

@@ -37,13 +37,15 @@ class Watch:
         self.unfit: dict[str, str] = {}
         """What is wrong with workers, by address."""
         self._known: set[str] = set()
+        self._untold: list[str] = []
         self.reset()
+        self._untold.clear()  # what was lost before is nobody's news
 
     def reset(self) -> None:
         """Start anew to wait for workers."""
         self._seen = self._answered = time.monotonic()
         self._next = 0.0
-        self.look()
+        self._untold = self.look()
 
     @property
     def fit(self) -> list[str] | None:
@@ -57,7 +59,8 @@ class Watch:
         the scheduler, and `PreflightError` when there has been none that is fit.
         """
         lost = self._look_at_cluster() if time.monotonic() >= self._next else []
-        return lost if self._local is None else self._local.new_losses()
+        untold, self._untold = self._untold, []
+        return [*untold, *(lost if self._local is None else self._local.new_losses())]
 
     def _look_at_cluster(self) -> list[str]:
         if self._client.status in ("closing", "closed"):
