@@ -493,8 +493,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--partitions", type=int, default=12)
     parser.add_argument("--fault", action="append", choices=FAULTS)
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        return 0 if chaos(Path(folder), options) else 1
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave nothing behind
+    try:
+        with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+            return 0 if chaos(Path(folder), options) else 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

@@ -325,7 +325,7 @@ def test_a_kill_before_any_write_is_survived(case, tmp_path, monkeypatch):
             case.assert_rows(gather_fragments(engine, folder, spec, LARGE), is_fragment)
     n_shards, n_ranges = spec.graph.n_shards, spec.order.n_ranges
     # each with a receipt; the large clusters, the places, the marker
-    assert n_written == 1 + 5 * n_shards + 1 + 4 * n_ranges + 1
+    assert n_written == 1 + 8 * n_shards + 2 + 4 * n_ranges + 1
 
 
 def test_more_neighbours_than_copies_were_kept_for_are_refused(case, tmp_path):
