@@ -33,7 +33,7 @@ from spore_dask.stages.scan import Scan, ScanSpec, scan
 from spore_dask.store import Folder, address, hash_of
 from spore_dask.tasks import MARKER, Work, is_done, run_work
 
-FORMAT = 3
+FORMAT = 4
 """Version of what is written; another one is another run."""
 POINTER = "graph.json"
 """Names the graph that was finished last, and in its folder says what it is."""
@@ -92,15 +92,7 @@ class Graph:
     @property
     def graph_rows(self) -> GraphRows:
         """The rows on disk, with the longer ones of points that have copies."""
-        return GraphRows(
-            folder=self._folder,
-            n_points=self.n_points,
-            k=self.k,
-            longest_k=int(self.summary["longest_k"]),
-            dtype=self.summary["dtype"],
-            shard_rows=int(self.summary["shard_rows"]),
-            n_longer=np.array(self.summary["n_longer"], np.int64),
-        )
+        return GraphRows.from_summary(self._folder, self.summary)
 
     @property
     def shape(self) -> Shape:
@@ -415,4 +407,4 @@ def _partition(engine: Engine, folder: Folder, plan: Plan, scanned: Scan, search
     target = points_folder(folder, plan, scanned, search)
     if not is_done(target):
         plan.data.write(engine, needs["scan"])
-    return partition(engine, target, spec, scanned.sample())
+    return partition(engine, target, spec, scanned.sample(), scanned.checksums)

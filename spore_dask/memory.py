@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
+PAGE_ROWS = 8
+"""Rows of the graph that Expansion reads together; shards are made of whole pages."""
 POINTS_PER_SHARD = 1 << 16
 SHARD_NBYTES = 32 << 20
 PARTITION_NBYTES = 24 << 20
@@ -158,7 +160,7 @@ def shape_of(
         )
         n_partitions = -(-n_points // max(1, most))
         n_partitions = max(1, n_partitions, min(LEAST_PARTITIONS, n_points // LEAST_POINTS))
-    shard_rows = -(-n_points // n_partitions)
+    shard_rows = -(-n_points // n_partitions // PAGE_ROWS) * PAGE_ROWS
     return dataclasses.replace(probe, n_partitions=n_partitions, shard_rows=shard_rows)
 
 

@@ -1,23 +1,31 @@
-"""How every long call begins: a plan, workers to follow it, and a record of where it stands.
+"""How every long call begins: a lock, a plan, workers to follow it, a record of where it stands.
 
-Writes that record into the run's folder: see `tracking`.
+Writes the lock and the record into the run's folder: see `locks` and `tracking`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from spore_dask.engine import Engine, open_engine
+from spore_dask.healing import healed
+from spore_dask.locks import PREFIX as LOCKS
+from spore_dask.locks import locked
 from spore_dask.points import CACHE
-from spore_dask.progress import as_consumer
-from spore_dask.store import Folder
+from spore_dask.preflight import preflight
+from spore_dask.progress import Event, as_consumer
+from spore_dask.store import PARTIAL, Folder
 from spore_dask.tracking import Tracker
 
 
 class HasLimit(Protocol):
-    """A plan that says what each process may use."""
+    """A plan that says what each process may use, and what it reads."""
+
+    @property
+    def data(self) -> Any:
+        """The `Input`."""
 
     @property
     def memory_limit(self) -> int:
@@ -37,20 +45,44 @@ def opened(
     client: Any,
     n_workers: int | None,
     progress: Any,
+    reads: Sequence[str] = (),
 ) -> Iterator[tuple[Engine, PlanType]]:
     """Make a plan for a memory limit and a number of workers, and open an engine to follow it.
 
-    What happens is told to `progress`, and kept in the folder under a name.
+    What happens is told to `progress`, and kept in the folder under a name. Nobody else may work
+    there meanwhile. Workers of a client's cluster first prove that they are fit: see `preflight`.
+    `reads` are the addresses of folders that they read, beside the source.
     """
     tracker = Tracker(folder, name, as_consumer(progress))
     with contextlib.ExitStack() as stack:
+        lock = stack.enter_context(locked(folder, name))
+        _sweep(folder)
         stack.enter_context(tracker)
+        stack.enter_context(healed(folder, name))
+
+        def hear(event: Event) -> None:
+            if event.kind in ("stage-start", "task-done"):
+                lock.check()
+            tracker(event)
+
         if client is not None:  # its workers say what memory there is
-            engine = stack.enter_context(open_engine(client, n_workers, None, tracker))
+            engine = stack.enter_context(open_engine(client, n_workers, None, hear))
             memory_limit = memory_limit or engine.memory_limit
         plan = make(memory_limit, n_workers)
         if client is None:
             limit = plan.memory_limit
-            engine = stack.enter_context(open_engine(None, n_workers, limit, tracker))
+            engine = stack.enter_context(open_engine(None, n_workers, limit, hear))
+        else:
+            source = plan.data.source if plan.data.content is None else None
+            folders = [Folder(url) for url in reads]
+            limit = plan.memory_limit
+            stack.enter_context(preflight(engine, folder, source, limit, folders))
         stack.callback(CACHE.clear)
         yield engine, plan
+
+
+def _sweep(folder: Folder) -> None:
+    """Remove the half documents of a driver that was killed; stages see to their own files."""
+    for name in folder.names():
+        if name.endswith(PARTIAL) and not name.startswith(LOCKS):
+            folder.remove(name)

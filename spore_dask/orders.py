@@ -7,12 +7,12 @@ shard and a range.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spore_dask.store import Folder, RowFiles
+from spore_dask.store import CHECKS, Folder, RowFiles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,20 +67,32 @@ def plan_exchange(folder: Folder, n_shards: int, n_ranges: int) -> None:
     places = np.zeros((n_ranges + 1, n_shards), np.int64)
     for shard in range(n_shards):
         np.cumsum(buckets.read_array(f"{shard}.counts"), out=places[1:, shard])
-    folder.write_bytes(PLACES, places.reshape(-1).view(np.uint8).data)
+    folder.write_rows(PLACES, places)
 
 
-def places_of(
-    folder: Folder, i: int, n_shards: int, n_ranges: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where a range begins and ends in the bucket file of each shard."""
+class Places(NamedTuple):
+    """Where the entries of a range are, in the bucket files of all shards behind each other."""
+
+    starts: NDArray[np.int64]
+    """The first entry of each file, and the number of entries."""
+    firsts: NDArray[np.int64]
+    """The first entry of the range in each file."""
+    lasts: NDArray[np.int64]
+
+
+def places_of(folder: Folder, i: int, n_shards: int, n_ranges: int) -> Places:
+    """Return where the entries of a range are."""
     ends = np.array([0, n_ranges + 1])
     array = RowFiles(folder, (PLACES,), ends, (n_shards,), np.dtype(np.int64))
-    begins, stops = array.read(i, i + 2)
-    return begins, stops
+    begins, stops, totals = array.read_ranges(
+        np.array([i, n_ranges]), np.array([i + 2, n_ranges + 1])
+    )
+    starts = np.append(0, np.cumsum(totals))
+    return Places(starts, starts[:-1] + begins, starts[:-1] + stops)
 
 
 def end_exchange(folder: Folder) -> None:
     """Remove the files of an exchange."""
     folder.remove("buckets")
     folder.remove(PLACES)
+    folder.remove(CHECKS)

@@ -93,6 +93,7 @@ def predict(
                 client=client,
                 n_workers=n_workers,
                 progress=progress,
+                reads=[fitted.run.path],
             ) as (engine, plan):
                 found = _run(engine, task, plan)
         keep_place(found)
@@ -278,4 +279,4 @@ def _place(engine: Engine, work: Folder, task: Task, plan: PredictPlan) -> Point
         exchange_nbytes=needs["exchange"],
         gather_nbytes=needs["partition"],
     )
-    return partition(engine, work.child("points"), spec, scanned.sample())
+    return partition(engine, work.child("points"), spec, scanned.sample(), scanned.checksums)

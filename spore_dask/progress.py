@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import logging
 import os
@@ -167,7 +168,7 @@ class FileLog:
     """Append each event to a file, as one line of JSON with the time (seconds since 1970).
 
     The file is opened for each event, so that what has happened is on disk and nothing is left to
-    close.
+    close. What finds no room on the disk is left out: a run does not depend on it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -176,8 +177,12 @@ class FileLog:
     def __call__(self, event: Event) -> None:
         """Append an event."""
         record = {"time": round(time.time(), 3), **dataclasses.asdict(event)}
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
 
 
 class Bar:

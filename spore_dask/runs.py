@@ -7,6 +7,7 @@ finished last. Memory: what is asked for; `verify` has one chunk of rows at a ti
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from typing import Any
@@ -16,9 +17,11 @@ import zarr
 from numpy.typing import NDArray
 
 from spore_dask.clusters import NOISE, Thresholds
-from spore_dask.errors import DamagedError, InputError, SporeError
+from spore_dask.errors import BusyError, DamagedError, InputError, SporeError
+from spore_dask.locks import locked
 from spore_dask.params import one_of
-from spore_dask.store import Folder, address
+from spore_dask.shards import ARRAYS, GraphRows, Longer
+from spore_dask.store import Folder, RowFiles, address
 from spore_dask.tasks import MARKER
 
 POINTER = "run.json"
@@ -149,6 +152,8 @@ def verify(run: Run | str | os.PathLike[str]) -> dict[str, int]:
     run = as_run(run)
     try:
         return _verify_result(run) | _verify_stages(run) | _verify_graph(run)
+    except DamagedError as error:
+        raise _damaged(run, error.what, error.place) from error
     except SporeError:
         raise
     except Exception as error:  # whatever a decoder makes of damaged bytes
@@ -168,19 +173,19 @@ def _verify_result(run: Run) -> dict[str, int]:
         labels, provenance = np.asarray(run.labels[part]), np.asarray(run.provenance[part])
         for name, values in (("labels", labels), ("provenance", provenance)):
             if zlib.crc32(np.ascontiguousarray(values).data) != known["checksums"][name][i]:
-                raise _damaged(run, f"chunk {i} of {name!r} does not have its checksum")
+                raise DamagedError(f"chunk {i} of {name!r} does not have its checksum")
             checked[name] += values.nbytes
         numbers, here = np.unique(labels[labels != NOISE], return_counts=True)
         sizes[numbers] += here
         counts["n_noise"] += int(((labels == NOISE) & (provenance == NOISE)).sum())
         counts["n_skeleton"] += int((provenance == 0).sum())
     if any(counts[name] != known[name] for name in counts) or (sizes != table["size"]).any():
-        raise _damaged(run, "its labels are not in the numbers that were published")
+        raise DamagedError("its labels are not in the numbers that were published")
     return checked
 
 
 def _verify_stages(run: Run) -> dict[str, int]:
-    """Check that the stages that are kept are there, and their arrays that have a checksum."""
+    """Check that the stages that are kept are there, and their arrays, which have checksums."""
     checked = {}
     for name in KEPT[run.summary["keep"]]:
         stage = run.summary["stages"].get(name)
@@ -188,42 +193,51 @@ def _verify_stages(run: Run) -> dict[str, int]:
             continue
         folder = run.folder.child(stage["name"])
         if not folder.exists(MARKER):
-            raise _damaged(run, f"stage {stage['name']!r} is not there")
+            raise DamagedError(f"stage {stage['name']!r} is not there", folder.child(MARKER).url)
         checked[name] = sum(folder.read_array(array).nbytes for array in folder.arrays())
+        if name != "graph":
+            checked[name] += sum(_read_rows(rows) for rows in folder.row_arrays())
     return checked
 
 
 def _verify_graph(run: Run) -> dict[str, int]:
-    """Check the shards of the graph, if it is there."""
+    """Check the rows of the graph, if it is there."""
     path, name = run.graph
     folder = Folder(path).child(name)
-    checked: dict[str, int] = {}
-    for work in ("neighbors", "finish"):  # the last task of an exact or approximate search
-        receipts = folder.child(f"receipts-{work}")
-        for receipt in receipts.names():
-            number = int(receipt.removesuffix(".json"))
-            for array, checksum in receipts.read_json(receipt)["checksums"].items():
-                data = _read_shard(folder, array, number)
-                if zlib.crc32(data) != checksum:
-                    what = f"shard {number} of the graph's {array!r} is not as written"
-                    raise _damaged(run, what)
-                checked[array] = checked.get(array, 0) + len(data)
-    return checked
+    summary = folder.read_json("graph.json")
+    if summary is None:
+        return {}
+    graph = GraphRows.from_summary(folder, summary)
+    checked = {name: _read_rows(graph.array(name)) for name in ARRAYS}
+    for name in Longer._fields:
+        checked[f"longer.{name}"] = _read_rows(graph.longer_array(name))
+    return {name: nbytes for name, nbytes in checked.items() if nbytes}
 
 
-def _read_shard(folder: Folder, array: str, number: int) -> bytes:
-    """Return the bytes of one shard of an array of a graph."""
-    if array.startswith("longer."):
-        return folder.read_bytes(f"longer/{number}.{array.removeprefix('longer.')}")
-    rows = folder.open_rows(array)
-    return rows.read(int(rows.starts[number]), int(rows.starts[number + 1])).tobytes()
+def _read_rows(files: RowFiles) -> int:
+    """Read all rows, which compares them with their checksums; return their bytes."""
+    for first, last in zip(files.starts.tolist(), files.starts[1:].tolist(), strict=False):
+        files.read(first, last)
+    return int(files.starts[-1]) * files.row_nbytes
 
 
-def _damaged(run: Run, what: str) -> DamagedError:
+def _damaged(run: Run, what: str, place: str = "") -> DamagedError:
+    """Say what is damaged in a run, and which folders are to be removed to make it anew."""
+    stage = stage_of(run.folder, place) or run.result.name
+    folders = dict.fromkeys((run.folder.child(stage).url, run.result.url))
+    remove = " and ".join(repr(folder) for folder in folders)
+    if place and not f"{place}/".startswith(f"{run.path}/"):
+        remove = f"{place!r} (and the stage that it is part of) and {run.result.url!r}"
     return DamagedError(
-        f"The run at {run.path!r} is damaged: {what}; remove {run.result.url!r} (and the stage "
-        "that is damaged) and fit again."
+        f"The run at {run.path!r} is damaged: {what}", place, f"remove {remove} and fit again"
     )
+
+
+def stage_of(folder: Folder, place: str) -> str:
+    """Return which of the folders in a run's folder a place is in; "" if in none."""
+    inside = place.removeprefix(f"{folder.url}/")
+    name, _, rest = inside.partition("/")
+    return name if rest and inside != place else ""
 
 
 def clean(run: Run | str | os.PathLike[str], keep: str = "labels") -> int:
@@ -244,6 +258,12 @@ def clean(run: Run | str | os.PathLike[str], keep: str = "labels") -> int:
     """
     run = as_run(run)
     KEEP.check("keep", keep)
+    with locked(run.folder, "clean"):
+        return _clean(run, keep)
+
+
+def _clean(run: Run, keep: str) -> int:
+    """Remove what is not to be kept, while nobody else works in the run's folder."""
     names = [stage["name"] for stage in reversed(run.summary["stages"].values())]
     folders = {name: run.folder.child(name) for name in names}  # what depends on others first
     run.summary["keep"] = keep
@@ -255,7 +275,10 @@ def clean(run: Run | str | os.PathLike[str], keep: str = "labels") -> int:
 
 def keep_at_most(run: Run, keep: str) -> None:
     """Remove what is no longer to be kept; what was not kept before stays away."""
-    clean(run, min(keep, run.summary["keep"], key=list(KEPT).index))
+    least = min(keep, run.summary["keep"], key=list(KEPT).index)
+    # What is left of a removal that was killed can wait until nobody works there.
+    with contextlib.suppress(*[BusyError] if least == run.summary["keep"] else []):
+        clean(run, least)
 
 
 def kept_stages(folder: Folder, besides: str = "") -> set[str]:
@@ -294,8 +317,8 @@ def remove_stage(folder: Folder) -> int:
     What says that it, or a task of it, is done goes first: a half of it would be taken as whole.
     """
     nbytes = folder.nbytes()
-    done = [name for name in folder.names() if name.startswith("receipts-")]
-    for name in ("graph.json", MARKER, *done):
-        folder.remove(name)
+    for name in sorted(folder.names(), key=(SUMMARY, "graph.json", MARKER).__contains__)[::-1]:
+        if name.startswith("receipts-") or name.endswith(".json"):
+            folder.remove(name)
     folder.remove()
     return nbytes

@@ -7,7 +7,6 @@ where `longest_k` is larger than k, such points have a second, longer row in fil
 from __future__ import annotations
 
 import dataclasses
-import zlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,11 +111,10 @@ def new_entries(numbers: NDArray[np.integer], n_points: int, k: int, dtype: Any)
 ARRAYS = ("neighbors", "distances", "rows")
 
 
-def write_shard(folder: Folder, shard: Shard) -> dict[str, int]:
-    """Write one shard of the graph; return the checksum of each of its arrays."""
+def write_shard(folder: Folder, shard: Shard) -> None:
+    """Write one shard of the graph."""
     for name in ARRAYS:
         folder.open_rows(name).write(shard.first, getattr(shard, name))
-    return {name: zlib.crc32(getattr(shard, name).data) for name in ARRAYS}
 
 
 class Longer(NamedTuple):
@@ -129,14 +127,10 @@ class Longer(NamedTuple):
     distances: NDArray[np.floating]
 
 
-def write_longer(folder: Folder, number: int, longer: Longer) -> dict[str, int]:
-    """Write the longer rows of a shard; return the checksum of each of their arrays."""
-    checksums = {}
+def write_longer(folder: Folder, number: int, longer: Longer) -> None:
+    """Write the longer rows of a shard."""
     for name, array in longer._asdict().items():
-        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        folder.child("longer").write_bytes(f"{number}.{name}", content)
-        checksums[f"longer.{name}"] = zlib.crc32(content)
-    return checksums
+        folder.child("longer").write_rows(f"{number}.{name}", array)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,6 +148,19 @@ class GraphRows:
     shard_rows: int
     n_longer: NDArray[np.int64]
     """Longer rows of each shard."""
+
+    @classmethod
+    def from_summary(cls, folder: Folder, summary: dict[str, Any]) -> GraphRows:
+        """Return what a finished graph says of its rows."""
+        return cls(
+            folder=folder,
+            n_points=int(summary["n_points"]),
+            k=int(summary["k"]),
+            longest_k=int(summary["longest_k"]),
+            dtype=summary["dtype"],
+            shard_rows=int(summary["shard_rows"]),
+            n_longer=np.array(summary["n_longer"], np.int64),
+        )
 
     @property
     def n_shards(self) -> int:
@@ -176,10 +183,10 @@ class GraphRows:
 
     def longer_array(self, name: str) -> RowFiles:
         """Return "points", "neighbors" or "distances" of the longer rows of all shards."""
-        names = tuple(f"longer/{i}.{name}" for i in np.flatnonzero(self.n_longer).tolist())
+        names = tuple(f"{i}.{name}" for i in np.flatnonzero(self.n_longer).tolist())
         starts = np.append(0, np.cumsum(self.n_longer[self.n_longer > 0]))
         row_shape = () if name == "points" else (self.longest_k + 1,)
-        return RowFiles(self.folder, names, starts, row_shape, self._dtype(name))
+        return RowFiles(self.folder.child("longer"), names, starts, row_shape, self._dtype(name))
 
     def longer(self, shard: int) -> Longer:
         """Return the longer rows of a shard."""

@@ -3,10 +3,11 @@
 A `Folder` is a directory or a prefix in an object store. Arrays that many tasks write, or that
 users read, are Zarr. Those of a graph are not compressed, because what a run writes is read again
 soon and hardly shrinks; a chunk then is just the bytes of its rows, which a `RowArray` writes
-without a copy and reads row by row. The checksum of each chunk is in its task's receipt.
-Arrays that one task writes and others read as a whole are .npy files with a checksum, which open
-ten times as fast. Whole chunks are written at once, and on local disks files appear whole or not at
-all.
+without a copy and reads row by row. Arrays that one task writes and others read as a whole are .npy
+files, which open ten times as fast. Whole chunks are written at once, and on local disks files
+appear whole or not at all.
+Whatever is read of a run is compared with checksums first: those of .npy files and documents are
+inside, those of rows beside them, in `checks/`, one for each block of a few rows.
 A `Source` is the input: a Zarr array that every process can open by its address.
 
 Object stores are reached through fsspec, with what the environment of each process says: an address
@@ -29,10 +30,11 @@ import json
 import math
 import os
 import re
+import shutil
 import uuid
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import fsspec
 import numpy as np
@@ -41,13 +43,35 @@ import zarr.abc.store
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from numpy.typing import NDArray
 
-from spore_dask.errors import DamagedError, InputError
+from spore_dask.errors import DamagedError, FullDiskError, InputError, SporeError
+from spore_dask.kernels.checks import block_checksums
+from spore_dask.memory import PAGE_ROWS
 from spore_dask.patience import hide, patiently, wait_after, waits_between
 
 PARTIAL = ".partial"
+CHECKS = "checks"
+"""Folder of the checksums of files of rows, beside these."""
+CHECKSUM = "crc32"
+"""Where a document has its checksum."""
 CHECKSUM_NBYTES = 4
+BLOCK_NBYTES = 1024
+"""Rows of few bytes that share a checksum; of others, those of a page do."""
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+UNREADABLE = (
+    RuntimeError,
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    EOFError,
+    OSError,
+    zlib.error,
+)
+"""What decoders raise when bytes are not what they expect."""
 HEADER_NBYTES = 4096
 """More than the header of any .npy file of ours."""
+ROWS = "rows.json"
+"""Says how the rows of an array lie in its chunks, as its Zarr metadata do, but checked."""
 PART_NBYTES = 16 << 20
 """What is asked of an object store, or given to it, at a time."""
 GAP_NBYTES = 64 << 10
@@ -74,6 +98,8 @@ PACKAGES = {
 FIRST_PART_MAY_BE_SECRET = {"s3", "s3a", "gs", "gcs", "http", "https"}
 """Kinds of addresses in which a name before an @ is a key, if anything."""
 
+Part = tuple[str, int, int]
+"""A file, its first byte that is wanted, and how many bytes are."""
 ResultType = TypeVar("ResultType")
 
 
@@ -340,43 +366,64 @@ class Folder:
             return bytes(patiently(lambda: files.cat_file(place, start=first, end=last), self.url))
         return bytes(patiently(lambda: _cat_range(files, place, first, last), self.url))
 
-    def write_json(self, name: str, value: Any) -> None:
-        """Write a document."""
-        self.write_bytes(name, json.dumps(value, indent=1).encode())
+    def write_json(self, name: str, value: dict[str, Any]) -> None:
+        """Write a document, and its checksum in it."""
+        checked = {**value, CHECKSUM: _checksum_of(value)}
+        self.write_bytes(name, json.dumps(checked, indent=1).encode())
 
     def read_json(self, name: str) -> Any:
-        """Read a document; None if it is not there."""
+        """Read a document; None if it is not there. One that others wrote has no checksum."""
         try:
-            return json.loads(self.read_bytes(name))
+            value = json.loads(self.read_bytes(name))
         except FileNotFoundError:
             return None
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise DamagedError(
-                f"The document {name!r} in {self.url!r} is damaged ({error}): remove it, or its "
-                "stage's folder, and run again."
-            ) from None
+            raise self.damaged("document", name, str(error)) from None
+        if isinstance(value, dict):
+            checksum = value.pop(CHECKSUM, None)
+            if checksum is not None and checksum != _checksum_of(value):
+                raise self.damaged("document", name, "its checksum is wrong")
+        return value
+
+    def damaged(self, kind: str, name: str, why: str) -> DamagedError:
+        """Return what to raise about something in this folder."""
+        return DamagedError(
+            f"The {kind} {name!r} in {self.url!r} is damaged ({why})",
+            place=self.child(name).url,
+            remedy="remove its stage's folder and run again",
+        )
 
     def create_rows(
         self, name: str, shape: tuple[int, ...], dtype: Any, chunk_rows: int
     ) -> RowArray:
         """Create a Zarr array in chunks of rows, each written by one task; once is enough."""
         chunk_rows = max(1, min(chunk_rows, shape[0]))
-        if not self.exists(f"{name}/zarr.json"):
-            zarr.create_array(
-                _zarr_store(self.child(name).url),
-                shape=shape,
-                dtype=dtype,
-                chunks=(chunk_rows, *shape[1:]),
-                compressors=None,
-                fill_value=0,
-                zarr_format=3,
-            )
+        if not self.exists(f"{name}/{ROWS}"):
+            with room_for(self.child(name).url):
+                zarr.create_array(
+                    _zarr_store(self.child(name).url),
+                    shape=shape,
+                    dtype=dtype,
+                    chunks=(chunk_rows, *shape[1:]),
+                    compressors=None,
+                    fill_value=0,
+                    zarr_format=3,
+                    overwrite=True,
+                )
+            known = {"shape": shape, "dtype": np.dtype(dtype).str, "chunk_rows": chunk_rows}
+            self.child(name).write_json(ROWS, known)
         return self.known_rows(name, shape, dtype, chunk_rows)
 
     def open_rows(self, name: str) -> RowArray:
         """Open what `create_rows` has created."""
-        array = self.open_array(name)
-        return self.known_rows(name, array.shape, array.dtype, array.chunks[0])
+        known = self.child(name).read_json(ROWS)
+        if known is None:
+            raise self.damaged("array", name, "it is not there")
+        return self.known_rows(name, tuple(known["shape"]), known["dtype"], known["chunk_rows"])
+
+    def row_arrays(self) -> list[RowArray]:
+        """Open everything in this folder that `create_rows` has created."""
+        return [self.open_rows(name) for name in self.names() if self.exists(f"{name}/{ROWS}")]
 
     def known_rows(
         self, name: str, shape: tuple[int, ...], dtype: Any, chunk_rows: int
@@ -398,16 +445,17 @@ class Folder:
 
         What is missing later reads as `fill_value`.
         """
-        zarr.create_array(
-            _zarr_store(self.child(name).url),
-            shape=array.shape,
-            dtype=array.dtype,
-            chunks=(max(1, min(chunk_rows, len(array))), *array.shape[1:]),
-            fill_value=fill_value,
-            zarr_format=3,
-            overwrite=True,
-            config={"write_empty_chunks": True},
-        )[...] = array
+        with room_for(self.child(name).url, array.nbytes):
+            zarr.create_array(
+                _zarr_store(self.child(name).url),
+                shape=array.shape,
+                dtype=array.dtype,
+                chunks=(max(1, min(chunk_rows, len(array))), *array.shape[1:]),
+                fill_value=fill_value,
+                zarr_format=3,
+                overwrite=True,
+                config={"write_empty_chunks": True},
+            )[...] = array
 
     def append_zarr(self, name: str, rows: NDArray[Any], about: dict[str, Any]) -> None:
         """Append a chunk of rows to a Zarr array for users; the first one creates it.
@@ -422,45 +470,55 @@ class Folder:
             What is noted in the array's attributes.
         """
         place = _zarr_store(self.child(name).url)
-        if not self.exists(f"{name}/zarr.json"):
-            zarr.create_array(
-                place,
-                shape=(0, *rows.shape[1:]),
-                dtype=rows.dtype,
-                chunks=rows.shape,
-                attributes=about,
-                zarr_format=3,
-                config={"write_empty_chunks": True},
-            )
-        zarr.open_array(place, mode="r+", config={"write_empty_chunks": True}).append(rows)
+        with room_for(self.child(name).url, rows.nbytes):
+            if not self.exists(f"{name}/zarr.json"):
+                zarr.create_array(
+                    place,
+                    shape=(0, *rows.shape[1:]),
+                    dtype=rows.dtype,
+                    chunks=rows.shape,
+                    attributes=about,
+                    zarr_format=3,
+                    config={"write_empty_chunks": True},
+                )
+            zarr.open_array(place, mode="r+", config={"write_empty_chunks": True}).append(rows)
 
     def write_array(self, name: str, array: NDArray[Any]) -> None:
-        """Write an array that is read as a whole: an .npy file, and its checksum at the end."""
+        """Write an array that is read as a whole: an .npy file, and the checksum of all that."""
         data = np.ascontiguousarray(array)
         header = io.BytesIO()
         np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(data))
-        content = data.reshape(-1).view(np.uint8).data
-        checksum = zlib.crc32(content).to_bytes(CHECKSUM_NBYTES, "little")
-        self.write_bytes(f"{name}.npy", header.getvalue(), content, checksum)
+        content = data.reshape(-1).view(np.uint8)
+        checksum = _checksum_bytes(header.getvalue(), content)
+        self.write_bytes(f"{name}.npy", header.getvalue(), content.data, checksum)
 
     def read_array(self, name: str) -> NDArray[Any]:
         """Read what `write_array` has written."""
-        content = self._read_buffer(f"{name}.npy")
+        try:
+            content = self._read_buffer(f"{name}.npy")
+        except FileNotFoundError:
+            raise self.damaged("array", f"{name}.npy", "it is not there") from None
+        except DamagedError as error:
+            raise self.damaged("array", f"{name}.npy", error.what) from None
+        content, checksum = np.split(content, [max(0, len(content) - CHECKSUM_NBYTES)])
+        if _checksum_bytes(content) != checksum.tobytes():
+            raise self.damaged("array", f"{name}.npy", "its checksum is wrong")
         try:
             start, shape, dtype = _parse_header(content[:HEADER_NBYTES].tobytes())
         except ValueError as error:
-            raise DamagedError(
-                f"The array {name!r} in {self.url!r} is damaged ({error}): remove its stage's "
-                "folder and run again."
-            ) from None
-        data = content[start : len(content) - CHECKSUM_NBYTES]
-        checksum = content[len(content) - CHECKSUM_NBYTES :].tobytes()
-        if zlib.crc32(data.data).to_bytes(CHECKSUM_NBYTES, "little") != checksum:
-            raise DamagedError(
-                f"The array {name!r} in {self.url!r} is damaged (its checksum is wrong): remove "
-                "its stage's folder and run again."
-            )
-        return data.view(dtype).reshape(shape)
+            raise self.damaged("array", f"{name}.npy", str(error)) from None
+        return content[start:].view(dtype).reshape(shape)
+
+    def write_rows(self, name: str, rows: NDArray[Any], n_missing: int = 0) -> None:
+        """Write rows as plain bytes, for `RowFiles`, and beside them their checksums.
+
+        Zeros take the place of `n_missing` further rows.
+        """
+        content = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+        row_nbytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
+        checksums = _checksums(content, np.array([len(content)]), row_nbytes)
+        self.write_bytes(f"{CHECKS}/{name}", checksums.view(np.uint8).data)
+        self.write_bytes(name, content.data, bytes(n_missing * row_nbytes))
 
     def _read_buffer(self, name: str) -> NDArray[np.uint8]:
         """Read the file of an array into memory that can be written to."""
@@ -478,9 +536,87 @@ class Folder:
         n_read = min(len(begin), nbytes)
         content[:n_read] = np.frombuffer(begin, np.uint8, n_read)
         if n_read < nbytes:
-            pieces = [(place, n_read, nbytes - n_read)]
-            _fetch_pieces(files, pieces, content[n_read:].data, self.url)
+            rest = [(place, n_read, nbytes - n_read)]
+            _fetch_parts(files, rest, content[n_read:].data, self.url)
         return content
+
+    def read_parts(self, parts: list[Part], content: memoryview) -> None:
+        """Fill `content` with parts of files: name, first byte and number of bytes of each."""
+        files, path = self._files
+        try:
+            if self.is_local:
+                patiently(lambda: _read_parts(path, parts, content), self.url)
+            else:
+                wanted = [(f"{path}/{name}", start, nbytes) for name, start, nbytes in parts]
+                _fetch_parts(files, wanted, content, self.url)
+        except FileNotFoundError:
+            names = (name for name, _, _ in parts if not self.exists(name))
+            raise self.damaged("file", next(names, parts[0][0]), "it is not there") from None
+        except DamagedError as error:
+            raise self.damaged("file", error.place.removeprefix(f"{path}/"), error.what) from None
+
+
+@contextlib.contextmanager
+def room_for(place: str, nbytes: int = 0) -> Iterator[None]:
+    """Make one sentence of a disk that is full while something is written to a place."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, FullDiskError) or error.errno not in NO_ROOM:
+            raise
+        raise full_disk(place, nbytes) from error
+
+
+def full_disk(place: str, nbytes: int = 0) -> FullDiskError:
+    """Return what to raise when there is no room at a place for some bytes."""
+    there = place
+    while there and not os.path.exists(there):
+        there = os.path.dirname(there)
+    free = f" ({shutil.disk_usage(there).free} bytes are free)" if there else ""
+    what = f"{nbytes} bytes more" if nbytes else "more"
+    return FullDiskError(
+        f"There is no room to write {what} to {place!r}{free}: free some, or raise the quota, and "
+        "call again to continue with what is done."
+    )
+
+
+def _checksum_of(value: Any) -> int:
+    """Return the checksum of a document."""
+    return zlib.crc32(json.dumps(value, indent=1).encode())
+
+
+def _checksum_bytes(*parts: Any) -> bytes:
+    """Return the checksum of an .npy file."""
+    checksum = functools.reduce(lambda known, part: zlib.crc32(part, known), parts, 0)
+    return checksum.to_bytes(CHECKSUM_NBYTES, "little")
+
+
+def _block_rows(row_nbytes: int) -> int:
+    """Return how many rows share a checksum."""
+    return max(PAGE_ROWS, BLOCK_NBYTES // row_nbytes) if row_nbytes < 16 else PAGE_ROWS
+
+
+def _checksums(
+    content: NDArray[np.uint8], piece_nbytes: NDArray[np.int64], row_nbytes: int
+) -> NDArray[np.uint32]:
+    """Return the checksums of the blocks of pieces that begin with a block."""
+    block_nbytes = _block_rows(row_nbytes) * row_nbytes
+    found = np.empty(int((-(-piece_nbytes // block_nbytes)).sum()), np.uint32)
+    block_checksums(content, piece_nbytes, block_nbytes, found)
+    return found
+
+
+class Pieces(NamedTuple):
+    """Rows of files: an entry for each run of them in one file."""
+
+    files: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+    """The first row in the file."""
+    lasts: NDArray[np.int64]
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Return the number of rows of each."""
+        return self.lasts - self.firsts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -509,32 +645,88 @@ class RowFiles:
         lasts: NDArray[np.int64],
         into: NDArray[Any] | None = None,
     ) -> NDArray[Any]:
-        """Read the rows of some ranges, one behind the other, into an array if one is given."""
+        """Read the rows of some ranges, one behind the other, into an array if one is given.
+
+        Whole blocks are read, since they are compared with their checksums.
+        """
         n_rows = int((lasts - firsts).sum())
         found = np.empty((n_rows, *self.row_shape), self.dtype) if into is None else into[:n_rows]
-        pieces = self._pieces(firsts, lasts)
-        content = found.reshape(-1).view(np.uint8)
-        files, path = self.folder._files
-        if self.folder.is_local:
-            patiently(lambda: _read_pieces(path, pieces, content.data), self.folder.url)
-        else:
-            wanted = [(f"{path}/{name}", start, nbytes) for name, start, nbytes in pieces]
-            _fetch_pieces(files, wanted, content.data, self.folder.url)
+        wanted = self._pieces(firsts, lasts)
+        whole = self._whole_blocks(wanted)
+        sizes = whole.sizes()
+        if np.array_equal(wanted.sizes(), sizes):
+            self._read(whole, found)
+            return found
+        rows = np.empty((int(sizes.sum()), *self.row_shape), self.dtype)
+        self._read(whole, rows)
+        starts = np.cumsum(sizes) - sizes + wanted.firsts - whole.firsts
+        ends = np.cumsum(wanted.sizes())
+        for start, n_here, end in zip(starts, wanted.sizes(), ends, strict=True):
+            found[end - n_here : end] = rows[start : start + n_here]
         return found
 
-    def _pieces(
-        self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]
-    ) -> list[tuple[str, int, int]]:
-        """Return file, first byte and number of bytes of what ranges of rows are made of."""
-        pieces = []
+    def _pieces(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> Pieces:
+        """Return what ranges of rows are made of."""
+        firsts, lasts = firsts[firsts < lasts], lasts[firsts < lasts]
         files = np.searchsorted(self.starts, firsts, side="right") - 1
-        for first, last, file in zip(firsts.tolist(), lasts.tolist(), files.tolist(), strict=True):
-            while first < last:
-                row, n_rows = first - self.starts[file], min(last, self.starts[file + 1]) - first
-                nbytes = int(n_rows) * self.row_nbytes
-                pieces.append((self.names[file], int(row) * self.row_nbytes, nbytes))
-                first, file = first + int(n_rows), file + 1
-        return pieces
+        if (lasts > self.starts[files + 1]).any():  # cut them where files end
+            bounds = [
+                np.unique(np.clip(self.starts, first, last))
+                for first, last in zip(firsts, lasts, strict=True)
+            ]
+            firsts = np.concatenate([cuts[:-1] for cuts in bounds])
+            lasts = np.concatenate([cuts[1:] for cuts in bounds])
+            files = np.searchsorted(self.starts, firsts, side="right") - 1
+        return Pieces(files, firsts - self.starts[files], lasts - self.starts[files])
+
+    def _whole_blocks(self, pieces: Pieces) -> Pieces:
+        """Return the blocks that rows lie in."""
+        step, n_rows = _block_rows(self.row_nbytes), np.diff(self.starts)[pieces.files]
+        lasts = np.minimum(-(-pieces.lasts // step) * step, n_rows)
+        return Pieces(pieces.files, pieces.firsts // step * step, lasts)
+
+    def _read(self, pieces: Pieces, into: NDArray[Any]) -> None:
+        """Fill an array with whole blocks, compared with their checksums."""
+        content = into.reshape(-1).view(np.uint8)
+        nbytes = pieces.sizes() * self.row_nbytes
+        names = [self.names[file] for file in pieces.files.tolist()]
+        starts = (pieces.firsts * self.row_nbytes).tolist()
+        self.folder.read_parts(list(zip(names, starts, nbytes.tolist(), strict=True)), content.data)
+        step = _block_rows(self.row_nbytes)
+        n_blocks = -(-pieces.sizes() // step)
+        wrong = _checksums(content, nbytes, self.row_nbytes) != self._known(
+            pieces.files, pieces.firsts // step, n_blocks
+        )
+        if wrong.any():
+            piece = np.searchsorted(np.cumsum(n_blocks), np.argmax(wrong), side="right")
+            raise self.folder.damaged("file", names[int(piece)], "a checksum is wrong")
+
+    def _known(
+        self, files: NDArray[np.int64], firsts: NDArray[np.int64], n_blocks: NDArray[np.int64]
+    ) -> NDArray[np.uint32]:
+        """Return the checksums of some runs of blocks.
+
+        They are small: of runs that ascend in a file, those between are read along.
+        """
+        if not len(files):
+            return np.empty(0, np.uint32)
+        lasts = firsts + n_blocks
+        apart = (files[1:] != files[:-1]) | (firsts[1:] < lasts[:-1])
+        group = np.append(0, np.cumsum(apart))
+        begins = np.flatnonzero(np.append(True, apart))
+        ends = np.append(begins[1:], len(files)) - 1
+        sizes = lasts[ends] - firsts[begins]
+        found = np.empty(int(sizes.sum()), np.uint32)
+        parts = [
+            (f"{CHECKS}/{self.names[file]}", CHECKSUM_NBYTES * first, CHECKSUM_NBYTES * size)
+            for file, first, size in zip(
+                files[begins].tolist(), firsts[begins].tolist(), sizes.tolist(), strict=True
+            )
+        ]
+        self.folder.read_parts(parts, found.view(np.uint8).data)
+        starts = (np.cumsum(sizes) - sizes - firsts[begins])[group] + firsts
+        before = np.cumsum(n_blocks) - n_blocks
+        return found[np.repeat(starts - before, n_blocks) + np.arange(int(n_blocks.sum()))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -552,8 +744,7 @@ class RowArray(RowFiles):
         if self.starts[file] != first or self.starts[file + 1] != first + len(rows):
             raise ValueError(f"rows [{first}, {first + len(rows)}) are not one whole chunk")
         data = np.ascontiguousarray(rows, self.dtype.newbyteorder("<"))
-        missing = bytes((self.chunk_rows - len(rows)) * self.row_nbytes)
-        self.folder.write_bytes(self.names[file], data.reshape(-1).view(np.uint8).data, missing)
+        self.folder.write_rows(self.names[file], data, self.chunk_rows - len(rows))
 
 
 def _parse_header(content: bytes) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
@@ -586,10 +777,16 @@ def _find(url: str) -> dict[str, dict[str, Any]]:
 def _write_file(target: str, content: tuple[bytes | memoryview, ...]) -> None:
     """Write a file on this machine's disks under another name, and then give it its own."""
     partial = f"{target}.{uuid.uuid4().hex}{PARTIAL}"
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    with open(partial, "wb") as file:
-        file.writelines(content)
-    os.replace(partial, target)
+    with room_for(target, sum(map(len, content))):
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        try:
+            with open(partial, "wb") as file:
+                file.writelines(content)
+            os.replace(partial, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+            raise
 
 
 def _read_file(path: str) -> NDArray[np.uint8]:
@@ -652,16 +849,14 @@ def _cat_range(files: Any, path: str, first: int, last: int) -> bytes:
         return content
     n_missing = last - max(first, int(files.info(path)["size"]))
     if n_missing > 0:
-        raise _ends_early(n_missing)
+        raise _ends_early(path, n_missing)
     raise ConnectionError(f"{len(content)} of {last - first} bytes have come")
 
 
-def _fetch_pieces(
-    files: Any, pieces: list[tuple[str, int, int]], content: memoryview, url: str
-) -> None:
-    """Fill `content` with pieces (path, first byte, bytes) of files in an object store."""
+def _fetch_parts(files: Any, parts: list[Part], content: memoryview, url: str) -> None:
+    """Fill `content` with parts (path, first byte, bytes) of files in an object store."""
     place = 0
-    for batch in _batches(_merged(_cut(pieces))):
+    for batch in _batches(_merged(_cut(parts))):
         for group, part in zip(batch, _fetch(files, batch, url), strict=True):
             begin, view = group[0][1], memoryview(part)
             for _, start, nbytes in group:
@@ -669,21 +864,17 @@ def _fetch_pieces(
                 place += nbytes
 
 
-Piece = tuple[str, int, int]
-"""The path of a file, the first byte, and how many bytes."""
-
-
-def _cut(pieces: list[Piece]) -> Iterator[Piece]:
+def _cut(parts: list[Part]) -> Iterator[Part]:
     """Cut what is too large for one request."""
-    for path, start, nbytes in pieces:
+    for path, start, nbytes in parts:
         for first in range(0, nbytes, PART_NBYTES):
             yield path, start + first, min(PART_NBYTES, nbytes - first)
 
 
-def _merged(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    """Put pieces together that follow each other closely in a file, and go into one request."""
-    group: list[Piece] = []
-    for path, start, nbytes in pieces:
+def _merged(parts: Iterator[Part]) -> Iterator[list[Part]]:
+    """Put parts together that follow each other closely in a file, and go into one request."""
+    group: list[Part] = []
+    for path, start, nbytes in parts:
         if group:
             before, begin, end = group[0][0], group[0][1], group[-1][1] + group[-1][2]
             fits = start + nbytes - begin <= PART_NBYTES
@@ -695,9 +886,9 @@ def _merged(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
         yield group
 
 
-def _batches(groups: Iterator[list[Piece]]) -> Iterator[list[list[Piece]]]:
+def _batches(groups: Iterator[list[Part]]) -> Iterator[list[list[Part]]]:
     """Share out requests: those of a batch are under way at the same time."""
-    batch: list[list[Piece]] = []
+    batch: list[list[Part]] = []
     nbytes = 0
     for group in groups:
         more = group[-1][1] + group[-1][2] - group[0][1]
@@ -710,7 +901,7 @@ def _batches(groups: Iterator[list[Piece]]) -> Iterator[list[list[Piece]]]:
         yield batch
 
 
-def _fetch(files: Any, groups: list[list[Piece]], url: str) -> list[bytes]:
+def _fetch(files: Any, groups: list[list[Part]], url: str) -> list[bytes]:
     """Ask for some ranges at once; for those that fail again, one by one."""
     paths = [group[0][0] for group in groups]
     firsts = [group[0][1] for group in groups]
@@ -723,37 +914,41 @@ def _fetch(files: Any, groups: list[list[Piece]], url: str) -> list[bytes]:
     return list(found)
 
 
-def _read_pieces(path: str, pieces: list[tuple[str, int, int]], content: memoryview) -> None:
-    """Fill `content` with pieces of files on this machine's disks."""
+def _read_parts(path: str, parts: list[Part], content: memoryview) -> None:
+    """Fill `content` with parts of files on this machine's disks."""
     name, place, file = "", 0, -1
     try:
-        for wanted, start, nbytes in pieces:
+        for wanted, start, nbytes in parts:
             if wanted != name:
                 if file >= 0:
                     os.close(file)
+                file = -1
                 name, file = wanted, os.open(f"{path}/{wanted}", os.O_RDONLY)
-            _read_into(file, start, content[place : place + nbytes])
+            n_read = _read_into(file, start, content[place : place + nbytes])
+            if n_read < nbytes:
+                raise _ends_early(f"{path}/{wanted}", nbytes - n_read)
             place += nbytes
     finally:
         if file >= 0:
             os.close(file)
 
 
-def _read_into(file: int, start: int, content: memoryview) -> None:
-    """Fill `content` from a place in a file on; one call may read no more than 2 GiB."""
+def _read_into(file: int, start: int, content: memoryview) -> int:
+    """Fill `content` from a place in a file on, as far as it goes; return how far.
+
+    One call may read no more than 2 GiB.
+    """
     n_read = 0
     while n_read < len(content):
         n_new = os.preadv(file, [content[n_read:]], start + n_read)
         if n_new == 0:
-            raise _ends_early(len(content) - n_read)
+            break
         n_read += n_new
+    return n_read
 
 
-def _ends_early(n_missing: int) -> DamagedError:
-    return DamagedError(
-        f"A file of the run ends {n_missing} bytes too early: remove its stage's folder and run "
-        "again."
-    )
+def _ends_early(path: str, n_missing: int) -> DamagedError:
+    return DamagedError(f"it ends {n_missing} bytes too early", path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -777,7 +972,42 @@ class Source:
 
     def read(self, first: int, last: int) -> NDArray[Any]:
         """Read the rows [first, last)."""
-        return patiently(lambda: np.asarray(_open_zarr(self.url)[first:last]), self.url)
+        if self.identity is not None:  # a copy, which a run has written
+            place, _, name = self.url.rpartition("/")
+            dtype = np.dtype(self.dtype).newbyteorder("<")
+            rows = Folder(place).known_rows(name, self.shape, dtype, self.chunk_rows)
+            return rows.read(first, last)
+        try:
+            return patiently(lambda: np.asarray(_open_zarr(self.url)[first:last]), self.url)
+        except (SporeError, FileNotFoundError):
+            raise
+        except UNREADABLE as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # of the disk or the network, not of what is there
+            raise InputError(
+                f"Rows {first} to {last - 1} of the data at {hide(self.url)!r} cannot be decoded "
+                f"({type(error).__name__}: {error}): a chunk of {self.chunk_rows} rows there is "
+                "damaged; restore it with its time (cp -p), and call again."
+            ) from error
+
+    def read_again(self, first: int, last: int, checksum: int) -> NDArray[Any]:
+        """Read rows whose checksum is known; a chunk that is gone reads as zeros."""
+        data = self.read(first, last)
+        if checksum_of(data) != checksum:
+            raise InputError(
+                f"Rows {first} to {last - 1} of the data at {hide(self.url)!r} are no longer what "
+                "they were when the run first read them: restore what has changed, or is missing, "
+                "with its time (cp -p), or give another `out`; then call again."
+            )
+        return data
+
+    def n_missing(self) -> tuple[int, int]:
+        """Return how many chunks are not stored, and how many there should be."""
+        if self.identity is not None:
+            return 0, 0
+        array = _open_zarr(self.url)
+        n_stored = patiently(lambda: array.nchunks_initialized, self.url)
+        return max(0, array.nchunks - n_stored), array.nchunks
 
     def fingerprint(self) -> str:
         """Return a hash of the names, sizes and times of the files that the array is made of.
@@ -797,6 +1027,11 @@ class Source:
 
 VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")
 """By what file systems tell that a file has changed, the best first."""
+
+
+def checksum_of(rows: NDArray[Any]) -> int:
+    """Return the checksum of some rows."""
+    return zlib.crc32(np.ascontiguousarray(rows).data)
 
 
 def address(path: str | os.PathLike[str]) -> str:

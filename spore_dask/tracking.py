@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
-import socket
 import threading
 import time
 from types import TracebackType
 from typing import Any, Self
 
-import psutil
-
 from spore_dask.errors import InputError, ParameterError
+from spore_dask.locks import is_lock
+from spore_dask.processes import is_alive, this_process
 from spore_dask.progress import Consumer, Event
 from spore_dask.store import Folder
 from spore_dask.tasks import is_done
 
 PREFIX = "progress-"
-VERSION = 1
+VERSION = 2
 """Of the document: others are passed over."""
 EVERY_SECONDS = 0.5
 EVERY_SECONDS_AFAR = 5.0
@@ -67,9 +65,7 @@ class Tracker:
             "name": name,
             "state": RUNNING,
             "text": "",
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "process_started": psutil.Process().create_time(),
+            **this_process(),
             "started": time.time(),
             "n_lost": 0,
             "peak_nbytes": 0,
@@ -117,8 +113,8 @@ class Tracker:
         self._folder.remove(self._file)
         if error is None:
             return
-        names = self._folder.names()
-        refused = isinstance(error, InputError | ParameterError)
+        names = [name for name in self._folder.names() if not is_lock(name)]
+        refused = isinstance(error, InputError | ParameterError) and not isinstance(error, OSError)
         kept = not refused or any(is_done(self._folder.child(name)) for name in names)
         if not self._was_there and not (names and kept):
             self._folder.remove()
@@ -164,10 +160,7 @@ def read_records(folder: Folder) -> list[dict[str, Any]]:
 
 def _is_alive(record: dict[str, Any]) -> bool:
     """Tell whether the process that wrote a record still runs."""
-    if record["host"] != socket.gethostname():
+    alive = is_alive(record)
+    if alive is None:
         return time.time() - float(record["updated"]) < SILENT_SECONDS
-    try:
-        started = psutil.Process(record["pid"]).create_time()
-    except psutil.NoSuchProcess:
-        return False
-    return bool(abs(started - float(record["process_started"])) < 1)
+    return alive

@@ -142,7 +142,8 @@ def _read_entries(graph: GraphRows, k: int) -> Entries:
         array = graph.array(name)
         largest_nbytes = graph.n_points * array.row_nbytes
         target = _room(name, (graph.n_points, k + 1), array.dtype, largest_nbytes)
-        step = max(1, BLOCK_NBYTES // array.row_nbytes)
+        page = memory.PAGE_ROWS
+        step = page * max(1, BLOCK_NBYTES // (page * array.row_nbytes))
         block = np.empty((step, *array.row_shape), array.dtype)
         for first in range(0, graph.n_points, step):
             ends = np.array([first]), np.array([min(first + step, graph.n_points)])

@@ -522,3 +522,17 @@ def scores(labels: np.ndarray, retention: list[float]) -> list[float]:
                 weight += 1 - retention[j]
         found.append(total / weight if weight else 0.0)
     return found
+
+
+def block_checksums(content, piece_nbytes, block_nbytes):
+    """Return the checksums of the blocks of pieces: bytes with odd weights, added up."""
+    found, place = [], 0
+    for nbytes in piece_nbytes:
+        piece = content[place : place + nbytes]
+        place += nbytes
+        for first in range(0, nbytes, block_nbytes):
+            block = piece[first : first + block_nbytes]
+            weights = (1 + i * 0x9E3779B2 for i in range(len(block)))
+            total = 0x85EBCA6B + sum(b * w for b, w in zip(block, weights, strict=True))
+            found.append(total % 2**32)
+    return found

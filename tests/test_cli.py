@@ -593,7 +593,7 @@ def test_status_of_a_run_whose_process_is_gone(going_on):
     for changes in (
         {"pid": ended.pid},
         {"process_started": 1.0},
-        {"host": "other", "updated": 1.0},
+        {"machine": "other", "updated": 1.0},
     ):
         going_on.write_json(name, record | changes)
         assert "fit-abc: stopped" in invoke("status", going_on.url).stdout

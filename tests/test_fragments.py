@@ -5,7 +5,6 @@ import functools
 import itertools
 import json
 import os
-import zlib
 from unittest import mock
 
 import numpy as np
@@ -145,7 +144,7 @@ def test_heavy_copies_have_longer_rows(tmp_path, dtype, n_partitions, n_workers)
     assert_head_and_longer(graph, HEAD, *crowd_rows(dtype))
 
 
-def test_receipts_have_the_checksums_of_longer_rows(tmp_path):
+def test_receipts_count_longer_rows(tmp_path):
     options = Options(HEAD, n_partitions=3, longest_k=LONGEST)
     graph = build_with(options, crowd(6000), tmp_path, n_workers=0)
     n_longer = []
@@ -153,8 +152,7 @@ def test_receipts_have_the_checksums_of_longer_rows(tmp_path):
         receipt = tmp_path / graph.name / "receipts-neighbors" / f"{shard}.json"
         receipt = json.loads(receipt.read_text())
         n_longer.append(receipt["n_longer"])
-        for name, array in graph.graph_rows.longer(shard)._asdict().items():
-            assert zlib.crc32(array.tobytes()) == receipt["checksums"][f"longer.{name}"]
+        assert len(graph.graph_rows.longer(shard).points) == n_longer[-1]
     assert n_longer == graph.summary["n_longer"]
     assert min(n_longer) > 0
 
@@ -327,7 +325,7 @@ def test_a_kill_before_any_write_is_survived(case, tmp_path, monkeypatch):
             case.assert_rows(gather_fragments(engine, folder, spec, LARGE), is_fragment)
     n_shards, n_ranges = spec.graph.n_shards, spec.order.n_ranges
     # each with a receipt; the large clusters, the places, the marker
-    assert n_written == 1 + 5 * n_shards + 1 + 4 * n_ranges + 1
+    assert n_written == 1 + 8 * n_shards + 2 + 4 * n_ranges + 1
 
 
 def test_more_neighbours_than_copies_were_kept_for_are_refused(case, tmp_path):

@@ -8,13 +8,13 @@ import spore_dask
 PACKAGE = Path(spore_dask.__file__).parent
 LAYERS = [
     {"errors"},
-    {"params", "datasets", "threads", "memory", "recall", "choosing", "caches"},
+    {"params", "datasets", "threads", "memory", "recall", "choosing", "caches", "processes"},
     {"progress", "patience", "kernels", "spaces", "judging"},
     {"coordinates", "exact", "partitions", "percentiles", "probing", "clusters"},
     {"store", "engine", "pilot", "approximate"},
-    {"tasks", "points", "shards", "orders", "pages", "checkpoints", "formats"},
-    {"searching", "runs", "importing", "tracking"},
-    {"meeting"},
+    {"tasks", "points", "shards", "orders", "pages", "checkpoints", "formats", "locks"},
+    {"searching", "runs", "importing", "tracking", "preflight"},
+    {"meeting", "healing"},
     {"inputs", "stages", "search", "clustering", "voting", "opening"},
     {"plan", "voters", "predictions"},
     {"graph", "prediction_plan"},

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spore_dask.checkpoints import Checkpoints
-from spore_dask.pages import PAGE_ROWS, Pages
+from spore_dask.memory import PAGE_ROWS
+from spore_dask.pages import Pages
 from spore_dask.store import Folder
 
 

@@ -151,3 +151,11 @@ def test_what_progress_may_be(tmp_path, caplog):
 def test_what_progress_may_not_be(progress):
     with pytest.raises(ParameterError, match=r"progress is .*, but it must be None, True, 'bar'"):
         as_consumer(progress)
+
+
+def test_a_log_that_finds_no_room_does_not_stop_a_run():
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full here")
+    FileLog("/dev/full")(Event("stage-start", "scan"))
+    with pytest.raises(FileNotFoundError):
+        FileLog("/no/such/folder/log")(Event("stage-start", "scan"))

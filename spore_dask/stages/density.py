@@ -229,8 +229,7 @@ def _exchange(
     ranges = _ranges_of(keys, folder.read_array("splitters"))
     write_ranges_of(folder, shard, ranges)
     order = np.argsort(ranges.astype(np.min_scalar_type(spec.n_ranges)), kind="stable")
-    content = keys.take(order).view(np.uint8).data
-    folder.child("buckets").write_bytes(f"{shard}.keys", content)
+    folder.child("buckets").write_rows(f"{shard}.keys", keys.take(order))
     write_counts(folder, shard, ranges, spec.n_ranges)
     ke = spec.expansion_neighbors
     reach = np.ascontiguousarray(distances[:, ke])
@@ -267,12 +266,10 @@ def _sort(spec: DensitySpec, folder: Folder, i: int) -> Receipt:
 def _read_range(spec: DensitySpec, folder: Folder, i: int) -> NDArray[Any]:
     """Return the keys of a range, which every shard has some of."""
     n_shards = spec.graph.n_shards
-    begins, stops = places_of(folder, i, n_shards, spec.n_ranges)
+    places = places_of(folder, i, n_shards, spec.n_ranges)
     names = tuple(f"{shard}.keys" for shard in range(n_shards))
-    firsts = spec.graph.shard_rows * np.arange(n_shards)
-    starts = np.append(firsts, spec.graph.n_points)
-    keys = RowFiles(folder.child("buckets"), names, starts, (), spec.key_dtype)
-    return keys.read_ranges(firsts + begins, firsts + stops)
+    keys = RowFiles(folder.child("buckets"), names, places.starts, (), spec.key_dtype)
+    return keys.read_ranges(places.firsts, places.lasts)
 
 
 def _upper(reach: NDArray[np.floating], reach_mean: float) -> NDArray[np.floating]:

@@ -23,8 +23,9 @@ from spore_dask.engine import Engine
 from spore_dask.errors import InputError
 from spore_dask.exact import number_dtype
 from spore_dask.kernels import expand as kernel
+from spore_dask.memory import PAGE_ROWS
 from spore_dask.orders import Order
-from spore_dask.pages import PAGE_ROWS, Pages
+from spore_dask.pages import Pages
 from spore_dask.params import ResolvedParams
 from spore_dask.shards import GraphRows
 from spore_dask.store import Folder

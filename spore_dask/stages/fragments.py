@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from spore_dask.engine import Engine
 from spore_dask.exact import number_dtype
-from spore_dask.memory import BUFFERS_NBYTES, Shape
+from spore_dask.memory import BUFFERS_NBYTES, PAGE_ROWS, Shape
 from spore_dask.orders import Order, end_exchange, places_of, plan_exchange, write_counts
 from spore_dask.points import CACHE, Points
 from spore_dask.searching import search_points
@@ -94,8 +94,7 @@ def _extract(spec: FragmentSpec, folder: Folder, shard: int) -> Receipt:
         _cut_rows(spec.graph, shard, numbers, entries, places)
     arrays = (np.ascontiguousarray(entries.neighbors[:, 0]), *entries)
     for name, array in zip(BUCKETS, arrays, strict=True):
-        content = array.reshape(-1).view(np.uint8).data
-        folder.child("buckets").write_bytes(f"{shard}.{name}", content)
+        folder.child("buckets").write_rows(f"{shard}.{name}", array)
     write_counts(folder, shard, ranges, spec.order.n_ranges)
     return {"n_fragments": len(numbers), "n_compared": int(n_compared)}
 
@@ -119,7 +118,7 @@ def _cut_rows(
     for name, rows in into._asdict().items():
         array = graph.array(name)
         first, last = graph.span(shard)
-        step = max(1, BUFFERS_NBYTES // array.row_nbytes)
+        step = PAGE_ROWS * max(1, BUFFERS_NBYTES // (PAGE_ROWS * array.row_nbytes))
         for low in range(first, last, step):
             high = min(low + step, last)
             here = slice(*np.searchsorted(numbers, (low, high)))
@@ -130,23 +129,22 @@ def _cut_rows(
 
 def _gather(spec: FragmentSpec, folder: Folder, i: int) -> Receipt:
     """Write the fragments of a range in order, if there are any."""
-    begins, stops = places_of(folder, i, spec.graph.n_shards, spec.order.n_ranges)
-    starts = np.append(0, np.cumsum(stops))
-    firsts, lasts = starts[:-1] + begins, starts[1:]
-    buckets = functools.partial(_bucket_array, spec, folder, starts)
-    points = buckets("points").read_ranges(firsts, lasts)
+    places = places_of(folder, i, spec.graph.n_shards, spec.order.n_ranges)
+    buckets = functools.partial(_bucket_array, spec, folder, places.starts)
+    points = buckets("points").read_ranges(places.firsts, places.lasts)
     if len(points):
         ordered = _in_order(spec.order.points(i), points)
         folder.write_array(f"{i}.points", points[ordered])
         for name in Entries._fields:
-            folder.write_array(f"{i}.{name}", buckets(name).read_ranges(firsts, lasts)[ordered])
+            rows = buckets(name).read_ranges(places.firsts, places.lasts)
+            folder.write_array(f"{i}.{name}", rows[ordered])
     return {"n_fragments": len(points)}
 
 
 def _bucket_array(
     spec: FragmentSpec, folder: Folder, starts: NDArray[np.int64], name: str
 ) -> RowFiles:
-    """Return one of the arrays of the buckets of all shards, up to where a range ends."""
+    """Return one of the arrays of the buckets of all shards."""
     n_points, row_shape = spec.graph.n_points, () if name == "points" else (spec.k + 1,)
     dtype: Any = spec.graph.dtype if name == "distances" else number_dtype(n_points)
     names = tuple(f"{shard}.{name}" for shard in range(len(starts) - 1))

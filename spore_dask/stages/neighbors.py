@@ -77,12 +77,8 @@ def _search_shard(spec: NeighborSpec, folder: Folder, number: int) -> Receipt:
     if spec.shape.longest_k == spec.shape.k or not len(copied):
         return head | {"n_longer": 0}
     longer = _search_longer(spec, folder, number, copied)
-    return {
-        "n_rows": head["n_rows"],
-        "n_longer": len(copied),
-        "n_compared": head["n_compared"] + longer["n_compared"],
-        "checksums": head["checksums"] | longer["checksums"],
-    }
+    n_compared = head["n_compared"] + longer["n_compared"]
+    return {"n_rows": head["n_rows"], "n_longer": len(copied), "n_compared": n_compared}
 
 
 def _search_rows(
@@ -94,11 +90,8 @@ def _search_rows(
     search = _by_products if spec.by_products else search_points
     n_compared = search(spec.points, numbers, shard.entries)
     _fill_input_rows(spec.points, shard)
-    receipt = {
-        "n_rows": len(shard.rows),
-        "n_compared": int(n_compared),
-        "checksums": write_shard(folder, shard),
-    }
+    write_shard(folder, shard)
+    receipt = {"n_rows": len(shard.rows), "n_compared": int(n_compared)}
     return receipt, numbers[shard.distances[:, 1] <= 0]
 
 
@@ -120,7 +113,8 @@ def _search_longer(
     entries = new_entries(copied, shape.n_points, shape.longest_k, points.dtype)
     n_compared = search_points(points, copied, entries)
     longer = Longer(copied.astype(entries.neighbors.dtype), *entries)
-    return {"n_compared": int(n_compared), "checksums": write_longer(folder, number, longer)}
+    write_longer(folder, number, longer)
+    return {"n_compared": int(n_compared)}
 
 
 def _by_products(points: Points, numbers: NDArray[np.int64], into: Entries) -> int:

@@ -34,7 +34,7 @@ from spore_dask.partitions import (
     heavy_points,
 )
 from spore_dask.points import BOXES, Points, write_cells, write_part, write_tree
-from spore_dask.store import Folder, Source
+from spore_dask.store import Folder, RowFiles, Source
 from spore_dask.tasks import Receipt, Work, run_stage, run_work
 
 COPIES_PER_TASK = 1 << 20
@@ -62,16 +62,27 @@ class PartitionSpec:
 
 
 def partition(
-    engine: Engine, folder: Folder, spec: PartitionSpec, sample: NDArray[np.floating]
+    engine: Engine,
+    folder: Folder,
+    spec: PartitionSpec,
+    sample: NDArray[np.floating],
+    checksums: list[int],
 ) -> Points:
-    """Share out the points among partitions, or take up what was done before."""
-    build = functools.partial(_build, engine, spec, sample)
+    """Share out the points among partitions, or take up what was done before.
+
+    The rows that each task reads must have the checksum that they had when they were scanned.
+    """
+    build = functools.partial(_build, engine, spec, sample, checksums)
     summary = run_stage(folder, build)
     return Points.from_summary(folder, summary)
 
 
 def _build(
-    engine: Engine, spec: PartitionSpec, sample: NDArray[np.floating], folder: Folder
+    engine: Engine,
+    spec: PartitionSpec,
+    sample: NDArray[np.floating],
+    checksums: list[int],
+    folder: Folder,
 ) -> Receipt:
     heavy = heavy_points(sample)
     tree = _grow_tree(spec, sample[find_heavy(sample, heavy) < 0])
@@ -80,7 +91,9 @@ def _build(
     n_rows, step = spec.shape.n_points, spec.rows_per_task
     ranges = [(first, min(first + step, n_rows)) for first in range(0, n_rows, step)]
     exchange = functools.partial(_exchange, spec, folder, tree, heavy)
-    work = Work("exchange", exchange, list(enumerate(ranges)), spec.exchange_nbytes)
+    numbers = range(len(ranges))
+    items = list(zip(numbers, ranges, checksums, strict=True))
+    work = Work("exchange", exchange, items, spec.exchange_nbytes)
     receipts = run_work(engine, folder, work)
     counts = np.array([r["counts"] for r in receipts])
     copies = np.array([r["copies"] for r in receipts], np.int64).reshape(len(receipts), len(heavy))
@@ -161,14 +174,14 @@ def _exchange(
     folder: Folder,
     tree: Tree | MeansTree,
     heavy: NDArray[np.floating],
-    item: tuple[int, tuple[int, int]],
+    item: tuple[int, tuple[int, int], int],
 ) -> Receipt:
     """Sort some input rows by partition, and write them with a bucket for each.
 
     Copies of heavy points come last, and only their rows are written.
     """
-    number, (first, last) = item
-    points = spec.transform.apply(spec.source.read(first, last), first)
+    number, (first, last), checksum = item
+    points = spec.transform.apply(spec.source.read_again(first, last, checksum), first)
     heavy_of = find_heavy(points, heavy)
     n_partitions = tree.n_partitions
     bucket = np.where(heavy_of < 0, tree.assign(points), n_partitions + heavy_of)
@@ -177,10 +190,8 @@ def _exchange(
     n_points = int(sizes[:n_partitions].sum())
     rows = (first + order).astype(spec.row_dtype)
     buckets = folder.child("buckets")
-    buckets.write_bytes(f"{number}.rows", rows.view(np.uint8).data)
-    buckets.write_bytes(
-        f"{number}.points", points[order[:n_points]].reshape(-1).view(np.uint8).data
-    )
+    buckets.write_rows(f"{number}.rows", rows)
+    buckets.write_rows(f"{number}.points", points[order[:n_points]])
     return {"counts": sizes[:n_partitions].tolist(), "copies": sizes[n_partitions:].tolist()}
 
 
@@ -206,43 +217,42 @@ class Buckets:
         folder.child("buckets").write_array("copies", copies)
         return cls(folder, spec.transform.dtype, spec.shape.n_columns, spec.row_dtype)
 
-    def _read(self, name: str, dtype: np.dtype[Any], first: int, count: int) -> NDArray[Any]:
-        """Read `count` values of a file."""
-        last = (first + count) * dtype.itemsize
-        content = self.folder.child("buckets").read_bytes(name, first * dtype.itemsize, last)
-        return np.frombuffer(content, dtype, count)
+    def _files(
+        self, name: str, sizes: NDArray[np.int64], row_shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> RowFiles:
+        """Return the "points" or the "rows" of all files, which have so many of them."""
+        names = tuple(f"{i}.{name}" for i in range(len(sizes)))
+        starts = np.append(0, np.cumsum(sizes))
+        return RowFiles(self.folder.child("buckets"), names, starts, row_shape, dtype)
+
+    def _counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return how many points of each partition, and copies, each file has."""
+        folder = self.folder.child("buckets")
+        return folder.read_array("counts"), folder.read_array("copies")
 
     def partition(self, p: int) -> tuple[NDArray[np.floating], NDArray[Any]]:
         """Return the points of one partition and their rows, which ascend."""
-        counts = self.folder.child("buckets").read_array("counts")
-        size = int(counts[:, p].sum())
-        points = np.empty((size, self.n_columns), self.dtype)
-        rows = np.empty(size, self.row_dtype)
-        place = 0
-        for i, before in enumerate(counts[:, :p].sum(axis=1).tolist()):
-            n = int(counts[i, p])
-            part = slice(place, place + n)
-            width = self.n_columns
-            values = self._read(f"{i}.points", self.dtype, before * width, n * width)
-            points[part] = values.reshape(n, width)
-            rows[part] = self._read(f"{i}.rows", self.row_dtype, before, n)
-            place += n
-        return points, rows
+        counts, copies = self._counts()
+        n_points = counts.sum(axis=1)
+        points = self._files("points", n_points, (self.n_columns,), self.dtype)
+        rows = self._files("rows", n_points + copies.sum(axis=1), (), self.row_dtype)
+        before, here = counts[:, :p].sum(axis=1), counts[:, p]
+        found = []
+        for files in (points, rows):
+            firsts = files.starts[:-1] + before
+            found.append(files.read_ranges(firsts, firsts + here))
+        return found[0], found[1]
 
     def copies(self, h: int, first: int, last: int) -> NDArray[Any]:
         """Return the rows of the copies [first, last) of one heavy point, which ascend."""
-        counts = self.folder.child("buckets").read_array("counts").sum(axis=1)
-        copies = self.folder.child("buckets").read_array("copies")
-        before = counts + copies[:, :h].sum(axis=1)
-        found = [np.empty(0, self.row_dtype)]
-        passed = 0
-        for i, n in enumerate(copies[:, h].tolist()):
-            low, high = max(first - passed, 0), min(last - passed, n)
-            if low < high:
-                start = int(before[i]) + low
-                found.append(self._read(f"{i}.rows", self.row_dtype, start, high - low))
-            passed += n
-        return np.concatenate(found)
+        counts, copies = self._counts()
+        n_points, n_here = counts.sum(axis=1), copies[:, h]
+        rows = self._files("rows", n_points + copies.sum(axis=1), (), self.row_dtype)
+        passed = np.cumsum(n_here) - n_here
+        begins = rows.starts[:-1] + n_points + copies[:, :h].sum(axis=1)
+        lows = np.clip(first - passed, 0, n_here)
+        highs = np.clip(last - passed, 0, n_here)
+        return rows.read_ranges(begins + lows, begins + highs)
 
 
 def _gather(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 import zlib
 from typing import Any
 
@@ -28,8 +29,11 @@ from spore_dask.coordinates import (
 )
 from spore_dask.engine import Engine
 from spore_dask.partitions import sample_rows
-from spore_dask.store import Folder, Source
+from spore_dask.store import Folder, Source, checksum_of
 from spore_dask.tasks import Receipt, Work, run_stage, run_work
+
+SUSPICIOUS_NBYTES = 1 << 14
+"""Chunks from this size on are rarely all zeros."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +69,8 @@ class Scan:
     transform: Transform
     checksum: str
     """Of the rows, in their order."""
+    checksums: list[int]
+    """Of the rows of each task."""
     sample_rows: NDArray[np.int64]
     """The rows that were drawn."""
 
@@ -77,16 +83,20 @@ def scan(engine: Engine, folder: Folder, spec: ScanSpec) -> Scan:
     """Scan the source, or take up what an earlier scan has left."""
     summary = run_stage(folder, functools.partial(_build, engine, spec))
     drawn = sample_rows(spec.source.shape[0], spec.sample_size, spec.seed)
-    return Scan(folder, Transform.from_json(summary["transform"]), summary["checksum"], drawn)
+    transform = Transform.from_json(summary["transform"])
+    return Scan(folder, transform, summary["checksum"], summary["checksums"], drawn)
 
 
 def _build(engine: Engine, spec: ScanSpec, folder: Folder) -> Receipt:
+    _warn_of_missing(spec.source)
     measure = functools.partial(_measure, spec, folder)
     receipts = run_work(engine, folder, Work("scan", measure, spec.ranges(), spec.needs_nbytes))
     columns = _columns(spec, receipts[0])
     for receipt in receipts[1:]:
         columns += _columns(spec, receipt)
-    transform = spec.learned.transform if spec.learned else _learn(engine, spec, folder, columns)
+    checksums = [r["checksum"] for r in receipts]
+    known = spec.learned
+    transform = known.transform if known else _learn(engine, spec, folder, columns, checksums)
     if spec.learned is not None:
         spec.learned.refuse_far(columns)
     if not folder.exists("sample.npy"):
@@ -94,17 +104,33 @@ def _build(engine: Engine, spec: ScanSpec, folder: Folder) -> Receipt:
         drawn = [samples.read_array(str(r["first"])) for r in receipts if r["n_drawn"]]
         folder.write_array("sample", np.concatenate(drawn))
     folder.remove("samples")
-    checksum = zlib.crc32(" ".join(str(r["checksum"]) for r in receipts).encode())
-    return {"transform": transform.to_json(), "checksum": f"{checksum:08x}"}
+    checksum = zlib.crc32(" ".join(map(str, checksums)).encode())
+    facts = {"checksum": f"{checksum:08x}", "checksums": checksums}
+    return {"transform": transform.to_json(), **facts}
 
 
-def _learn(engine: Engine, spec: ScanSpec, folder: Folder, columns: Columns) -> Transform:
+def _warn_of_missing(source: Source) -> None:
+    """Warn of chunks that are not stored: Zarr leaves out those of nothing but the fill value."""
+    n_missing, n_chunks = source.n_missing()
+    if n_missing and source.chunk_nbytes >= SUSPICIOUS_NBYTES:
+        warnings.warn(
+            f"{n_missing} of the {n_chunks} chunks of {source.url!r} are not stored, so that their "
+            "rows all read as the fill value: if they should not be all the same, the data is "
+            "incomplete.",
+            stacklevel=2,
+        )
+
+
+def _learn(
+    engine: Engine, spec: ScanSpec, folder: Folder, columns: Columns, checksums: list[int]
+) -> Transform:
     """Return what makes working coordinates of the rows; scaling takes a second pass."""
     deviations = None
     if spec.scale is not None:
         check_magnitude(columns, spec.scale)
         deviate = functools.partial(_deviate, spec, columns.means())
-        work = Work("scan-deviations", deviate, spec.ranges(), spec.needs_nbytes)
+        items = list(zip(spec.ranges(), checksums, strict=True))
+        work = Work("scan-deviations", deviate, items, spec.needs_nbytes)
         totals = [[int(total) for total in r["deviations"]] for r in run_work(engine, folder, work)]
         deviations = [sum(column) for column in zip(*totals, strict=True)]
     dtype = np.dtype(spec.source.dtype)
@@ -132,13 +158,16 @@ def _measure(spec: ScanSpec, folder: Folder, rows: tuple[int, int]) -> Receipt:
         "low": columns.low.tolist(),
         "high": columns.high.tolist(),
         "sums": columns.sums and [str(total) for total in columns.sums],
-        "checksum": zlib.crc32(np.ascontiguousarray(data).data),
+        "checksum": checksum_of(data),
     }
 
 
-def _deviate(spec: ScanSpec, means: NDArray[np.float64], rows: tuple[int, int]) -> Receipt:
+def _deviate(
+    spec: ScanSpec, means: NDArray[np.float64], item: tuple[tuple[int, int], int]
+) -> Receipt:
     """Sum up squared deviations from the means; exact, so that chunks do not matter."""
-    deviations = column_deviations(spec.source.read(*rows), means)
+    rows, checksum = item
+    deviations = column_deviations(spec.source.read_again(*rows, checksum), means)
     return {"deviations": [str(total) for total in deviations]}
 
 

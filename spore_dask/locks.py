@@ -1,0 +1,191 @@
+"""One driver at a time: a lock in the folder of a run.
+
+Whoever wants it writes a small document `lock-KEY.json` there, and has it if no other one is there
+then; if two meet, both give way and try again. So the folder must list what was written before,
+as disks and object stores do, and need nothing else. The owner writes its document anew every few
+seconds. That of a process that is gone is removed: one of this machine is looked up, and one of
+another machine is gone when its document has not changed for a while, however clocks are set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from spore_dask.errors import BusyError, DamagedError
+from spore_dask.processes import is_alive, this_process
+from spore_dask.store import Folder, address
+
+PREFIX = "lock-"
+BEAT_SECONDS = 10.0
+"""Time between two signs of life."""
+SILENT_SECONDS = 60.0
+"""Time without one after which a process of another machine counts as gone."""
+MOST_RIVALS = 2
+"""Signs of life in a row during which another lock may be there: then it will not give way."""
+PAUSE_SECONDS = 0.01, 0.2
+"""Least and most time until two that have met try again."""
+
+_held: dict[str, tuple[int, Lock]] = {}  # by folder: the thread that holds it, and the lock
+
+
+@contextlib.contextmanager
+def locked(folder: Folder, name: str) -> Iterator[Lock]:
+    """Hold the lock of a folder, or raise `BusyError`; one thread may hold it several times.
+
+    Parameters
+    ----------
+    folder : Folder
+        The run's folder.
+    name : str
+        What is done there, for whoever finds the lock.
+    """
+    thread, lock = _held.get(folder.url, (None, None))
+    if lock is not None and thread == threading.get_ident():
+        yield lock
+        return
+    lock = Lock(folder, name)
+    lock.acquire()
+    _held[folder.url] = threading.get_ident(), lock
+    try:
+        yield lock
+    finally:
+        del _held[folder.url]
+        lock.release()
+
+
+def hold(
+    out: str | os.PathLike[str], name: str = "a job"
+) -> contextlib.AbstractContextManager[Lock]:
+    """Keep a folder to this process, for as long as the context lasts.
+
+    Calls in it that work on the folder, such as `fit`, go on; those of other processes, and of
+    other threads, raise `BusyError`.
+
+    Parameters
+    ----------
+    out : path or URL
+        A folder, such as the `out` of `fit`; it is made if it is not there.
+    name : str
+        What is done there, for whoever finds it held.
+
+    Returns
+    -------
+    context manager of Lock
+        Its `check` raises `BusyError` if another process has taken over, because this one gave no
+        sign of life for a minute.
+    """
+    return locked(Folder(address(out)), name)
+
+
+class Lock:
+    """The lock of a folder, held by this process."""
+
+    def __init__(self, folder: Folder, name: str) -> None:
+        self._folder = folder
+        self._file = f"{PREFIX}{uuid.uuid4().hex}.json"
+        self._record = {"name": name, **this_process(), "beat": 0}
+        self._lost = False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def acquire(self) -> None:
+        """Take the lock, if nobody has it who lives."""
+        while True:
+            for name in self._others():
+                self._refuse_living(name)
+                self._remove(name)
+            self._folder.write_json(self._file, self._record)
+            if not self._others():
+                break
+            self._folder.remove(self._file)
+            time.sleep(random.uniform(*PAUSE_SECONDS))
+        self._thread.start()
+
+    def release(self) -> None:
+        """Let others have the lock."""
+        self._ended.set()
+        self._thread.join()
+        try:
+            self._folder.remove(self._file)
+        except Exception as reason:  # whoever comes next sees that this process is gone
+            logging.getLogger(__name__).warning("the lock was not removed: %s", reason)
+
+    def check(self) -> None:
+        """Raise `BusyError` if another process has taken the lock over."""
+        if self._lost:
+            raise BusyError(
+                f"Another process has taken over {self._folder.url!r}, because this one gave no "
+                f"sign of life for {SILENT_SECONDS:.0f} s, or its lock was removed: this one "
+                "stops; wait for the other one, or call again."
+            )
+
+    def _others(self) -> list[str]:
+        """Return the names of the locks that are not this one."""
+        return [name for name in self._folder.names() if is_lock(name) and name != self._file]
+
+    def _refuse_living(self, name: str) -> None:
+        """Raise `BusyError` if the owner of a lock lives; look for a while if it is elsewhere."""
+        record = self._read(name)
+        alive = is_alive(record) if record else False
+        if alive is None:
+            logging.getLogger(__name__).warning(
+                "%s was locked by process %s on %s: waiting for up to %.0f s for a sign of life",
+                *(self._folder.url, record["pid"], record["host"], SILENT_SECONDS),
+            )
+            alive = self._is_heard(name, record)
+        if alive:
+            raise BusyError(
+                f"Process {record['pid']} on {record['host']} ({record['name']}) is at work on "
+                f"{self._folder.url!r}: wait until it is done, stop it, or give another `out`."
+            )
+
+    def _remove(self, name: str) -> None:
+        """Remove the lock of a process that is gone, and what it was about to write."""
+        for found in self._folder.names():
+            if found.startswith(name):
+                self._folder.remove(found)
+
+    def _is_heard(self, name: str, known: dict[str, Any]) -> bool:
+        """Tell whether the owner of a lock, on another machine, gives a sign of life."""
+        deadline = time.monotonic() + SILENT_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(SILENT_SECONDS / 30)
+            now = self._read(name)
+            if now != known:
+                return bool(now)
+        return False
+
+    def _read(self, name: str) -> dict[str, Any]:
+        """Return what a lock says; nothing if it is gone, or was never a lock."""
+        try:
+            record = self._folder.read_json(name)
+        except DamagedError:
+            return {}
+        return record if isinstance(record, dict) and self._record.keys() <= record.keys() else {}
+
+    def _beat(self) -> None:
+        """Give signs of life until the lock is released or lost."""
+        n_rivals = 0
+        while not self._ended.wait(BEAT_SECONDS):
+            try:
+                n_rivals = n_rivals + 1 if self._others() else 0
+                if n_rivals > MOST_RIVALS or not self._folder.exists(self._file):
+                    self._lost = True
+                    return
+                self._record["beat"] += 1
+                self._folder.write_json(self._file, self._record)
+            except Exception as reason:
+                logging.getLogger(__name__).debug("no sign of life was given: %s", reason)
+
+
+def is_lock(name: str) -> bool:
+    """Tell whether a file of a run's folder is a lock."""
+    return name.startswith(PREFIX) and name.endswith(".json")

@@ -1,0 +1,276 @@
+"""One driver at a time."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import zarr
+
+from spore_dask import BusyError, clean, fit, locks, processes, verify
+from spore_dask.datasets import blobs_and_shapes
+from spore_dask.locks import locked
+from spore_dask.store import Folder
+
+HOLD = """
+import sys, time
+from spore_dask.locks import locked
+from spore_dask.store import Folder
+with locked(Folder(sys.argv[1]), "other"):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Folder(str(tmp_path / "run"))
+
+
+@pytest.fixture
+def holder(folder):
+    """Another process that holds the lock."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, folder.url], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(locks, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(locks, "SILENT_SECONDS", 0.6)
+
+
+def lock_files(folder):
+    return [name for name in folder.names() if locks.is_lock(name)]
+
+
+def write_foreign_lock(folder, **facts):
+    record = {"name": "x", **processes.this_process(), "machine": "elsewhere", "beat": 0}
+    folder.write_json("lock-foreign.json", {**record, **facts})
+
+
+@pytest.mark.parametrize("url", ["", "memory://locks"])
+def test_one_at_a_time(tmp_path, url):
+    folder = Folder(f"{url or tmp_path}/run")
+    with locked(folder, "first") as lock, locked(folder, "again") as same:
+        assert lock is same
+        refused = []
+
+        def try_it():
+            try:
+                with locked(folder, "second"):
+                    pass
+            except BusyError as error:
+                refused.append(str(error))
+
+        thread = threading.Thread(target=try_it)
+        thread.start()
+        thread.join()
+        assert len(refused) == 1
+        assert str(os.getpid()) in refused[0]
+        assert "first" in refused[0]
+    assert lock_files(folder) == []
+    with locked(folder, "third"):
+        pass
+    folder.remove()
+
+
+def test_of_many_at_once_only_one_gets_it(folder):
+    n_holding, most, n_refused = 0, 0, 0
+    count = threading.Lock()
+    start = threading.Barrier(12)
+
+    def work():
+        nonlocal n_holding, most, n_refused
+        start.wait()
+        for _ in range(15):
+            try:
+                with locked(folder, "work"):
+                    with count:
+                        n_holding += 1
+                        most = max(most, n_holding)
+                    time.sleep(0.001)
+                    with count:
+                        n_holding -= 1
+            except BusyError:
+                with count:
+                    n_refused += 1
+
+    threads = [threading.Thread(target=work) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+    assert n_refused > 0
+    assert lock_files(folder) == []
+
+
+def test_living_process_is_not_robbed_and_a_killed_one_is(folder, holder):
+    who = f"Process {holder.pid} on .* is at work on"
+    with pytest.raises(BusyError, match=who), locked(folder, "mine"):
+        pass
+    holder.kill()
+    holder.wait()
+    assert len(lock_files(folder)) == 1
+    with locked(folder, "mine"):
+        assert len(lock_files(folder)) == 1
+    assert lock_files(folder) == []
+
+
+def test_a_stopped_process_of_this_machine_keeps_its_lock(folder, holder, quick):
+    holder.send_signal(signal.SIGSTOP)
+    time.sleep(0.2)
+    with pytest.raises(BusyError), locked(folder, "mine"):
+        pass
+
+
+def test_another_process_with_the_same_number_is_not_the_owner(folder):
+    with locked(folder, "mine"):
+        record = folder.read_json(lock_files(folder)[0])
+    folder.write_json("lock-old.json", {**record, "process_started": 1.0})
+    with locked(folder, "mine"):
+        assert "lock-old.json" not in lock_files(folder)
+
+
+def test_another_machine_that_beats_is_alive(folder, quick):
+    write_foreign_lock(folder)
+    ended = threading.Event()
+
+    def beat():
+        for number in range(1000):
+            if ended.wait(0.1):
+                return
+            write_foreign_lock(folder, beat=number)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.raises(BusyError), locked(folder, "mine"):
+            pass
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("seconds", [-1e9, 0, 1e9])
+def test_silent_machine_is_gone_whatever_the_clocks_say(folder, quick, monkeypatch, seconds):
+    write_foreign_lock(folder)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + seconds)
+    with locked(folder, "mine"):
+        assert "lock-foreign.json" not in lock_files(folder)
+
+
+def test_halves_of_a_killed_driver_go(tmp_path):
+    x = blobs_and_shapes(2000)[0]
+    folder = Folder(str(tmp_path / "run"))
+    for name in ("progress-fit-a.json.1.partial", "run.json.2.partial", "lock-x.json.3.partial"):
+        folder.write_bytes(name, b"{")
+    folder.write_bytes("lock-x.json", b"{")
+    fit(x, folder.url, n_workers=0)
+    assert not [name for name in folder.names() if "partial" in name or locks.is_lock(name)]
+
+
+def test_a_lock_that_is_no_document_is_passed_over(folder):
+    folder.write_bytes("lock-empty.json", b"")
+    with locked(folder, "mine"):
+        assert "lock-empty.json" not in lock_files(folder)
+
+
+@pytest.mark.parametrize("removed", [True, False])
+def test_owner_notices_that_it_was_robbed(folder, quick, removed):
+    with locked(folder, "mine") as lock:
+        lock.check()
+        [name] = lock_files(folder)
+        write_foreign_lock(folder)
+        if removed:
+            folder.remove(name)
+        time.sleep(0.6)
+        with pytest.raises(BusyError, match="taken over"):
+            lock.check()
+    assert lock_files(folder) == ["lock-foreign.json"]
+
+
+def test_owner_survives_a_rival_that_gives_way(folder, quick):
+    with locked(folder, "mine") as lock:
+        write_foreign_lock(folder)
+        folder.remove("lock-foreign.json")
+        time.sleep(0.3)
+        lock.check()
+
+
+def test_a_robbed_fit_stops(tmp_path, quick):
+    x = blobs_and_shapes(3000)[0]
+    folder = Folder(str(tmp_path / "run"))
+
+    def rob(event):
+        if event.kind == "stage-start" and event.stage == "neighbors":
+            for name in lock_files(folder):
+                folder.remove(name)
+            time.sleep(0.5)
+
+    with pytest.raises(BusyError, match="taken over"):
+        fit(x, folder.url, n_workers=0, progress=rob)
+    expected = fit(x, n_workers=0).labels[:]
+    np.testing.assert_array_equal(fit(x, folder.url, n_workers=0).labels[:], expected)
+
+
+FIT = """
+import sys
+import spore_dask
+try:
+    run = spore_dask.fit(sys.argv[1], sys.argv[2], n_workers=1)
+except spore_dask.BusyError as error:
+    print(error)
+    sys.exit(7)
+"""
+
+
+def test_of_two_drivers_one_is_refused_and_nothing_is_damaged(tmp_path):
+    x = blobs_and_shapes(20_000)[0]
+    zarr.create_array(str(tmp_path / "x.zarr"), data=x, chunks=(5000, 2))
+    arguments = [sys.executable, "-c", FIT, str(tmp_path / "x.zarr"), str(tmp_path / "out")]
+    drivers = [subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    texts = [driver.communicate(timeout=300)[0] for driver in drivers]
+    assert sorted(driver.returncode for driver in drivers) == [0, 7], texts
+    [refusal] = [text for text in texts if text]
+    assert "is at work on" in refusal
+    run = fit(str(tmp_path / "x.zarr"), tmp_path / "out", n_workers=0)
+    verify(run)
+    np.testing.assert_array_equal(run.labels[:], fit(x, n_workers=0).labels[:])
+    assert not lock_files(Folder(str(tmp_path / "out")))
+
+
+def test_clean_waits_for_nobody(tmp_path, holder, folder):
+    x = blobs_and_shapes(2000)[0]
+    run = fit(x, tmp_path / "mine", n_workers=0)
+    folder_of_run = Folder(str(tmp_path / "mine"))
+    for name in lock_files(folder):
+        folder_of_run.write_json(name, folder.read_json(name))
+    with pytest.raises(BusyError):
+        clean(run)
+    verify(run)
+    assert fit(x, tmp_path / "mine", n_workers=0).id == run.id  # nothing to do, nothing refused
+
+
+def test_command_says_so(tmp_path, holder, folder):
+    x = blobs_and_shapes(2000)[0]
+    zarr.create_array(str(tmp_path / "x.zarr"), data=x)
+    command = [sys.executable, "-c", "from spore_dask.cli import main; main()"]
+    arguments = ["fit", str(tmp_path / "x.zarr"), folder.url, "--json"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True)
+    assert done.returncode == 7
+    assert "is at work on" in json.loads(done.stdout)["error"]
+    assert lock_files(folder)
