@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from spore_dask.errors import BusyError, DamagedError
+from spore_dask.errors import BusyError, DamagedError, StoreError
 from spore_dask.processes import is_alive, this_process
 from spore_dask.store import Folder, address
 
@@ -34,6 +34,7 @@ PAUSE_SECONDS = 0.01, 0.2
 """Least and most time until two that have met try again."""
 
 _held: dict[str, tuple[int, Lock]] = {}  # by folder: the thread that holds it, and the lock
+_left: set[str] = set()  # locks of this process that a store, while it failed, did not remove
 
 
 @contextlib.contextmanager
@@ -102,10 +103,14 @@ class Lock:
             for name in self._others():
                 self._refuse_living(name)
                 self._remove(name)
-            self._folder.write_json(self._file, self._record)
-            if not self._others():
-                break
-            self._folder.remove(self._file)
+            try:
+                self._folder.write_json(self._file, self._record)
+                if not self._others():
+                    break
+                self._folder.remove(self._file)
+            except StoreError:
+                _left.add(self._file)
+                raise
             time.sleep(random.uniform(*PAUSE_SECONDS))
         self._thread.start()
 
@@ -116,6 +121,7 @@ class Lock:
         try:
             self._folder.remove(self._file)
         except Exception as reason:  # whoever comes next sees that this process is gone
+            _left.add(self._file)
             logging.getLogger(__name__).warning("the lock was not removed: %s", reason)
 
     def check(self) -> None:
@@ -134,7 +140,7 @@ class Lock:
     def _refuse_living(self, name: str) -> None:
         """Raise `BusyError` if the owner of a lock lives; look for a while if it is elsewhere."""
         record = self._read(name)
-        alive = is_alive(record) if record else False
+        alive = is_alive(record) if record and name not in _left else False
         if alive is None:
             logging.getLogger(__name__).warning(
                 "%s was locked by process %s on %s: waiting for up to %.0f s for a sign of life",

@@ -33,7 +33,7 @@ import re
 import shutil
 import uuid
 import zlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import fsspec
@@ -203,15 +203,36 @@ class _PatientStore(zarr.storage.FsspecStore):
         """Remove what begins with a prefix."""
         await self._patiently(functools.partial(super().delete_dir, prefix))
 
+    async def clear(self) -> None:
+        """Remove everything."""
+        await self._patiently(super().clear)
+
+    async def getsize(self, key: str) -> int:
+        """Return the bytes of a value."""
+        return await self._patiently(functools.partial(super().getsize, key))
+
+    async def list(self) -> AsyncIterator[str]:
+        """List all values."""
+        for name in await self._collected(super().list):
+            yield name
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """List the values that begin with a prefix."""
+        for name in await self._collected(functools.partial(super().list_prefix, prefix)):
+            yield name
+
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """List what is in a group."""
-        names = super().list_dir(prefix)
-
-        async def collect() -> list[str]:
-            return [name async for name in names]
-
-        for name in await self._patiently(collect):
+        for name in await self._collected(functools.partial(super().list_dir, prefix)):
             yield name
+
+    async def _collected(self, find: Callable[[], AsyncIterator[str]]) -> Sequence[str]:
+        """Return all names at once: each request is to be made where the connections are."""
+
+        async def collect() -> Sequence[str]:
+            return [name async for name in find()]
+
+        return await self._patiently(collect)
 
 
 def _no_place(url: str, error: OSError) -> InputError:

@@ -24,9 +24,9 @@ class FaultyStore:
     `hook`, called with method and path before each request, may change either.
     """
 
-    def __init__(self, seed=0):
+    def __init__(self, seed=11):
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
-        self._random = random.Random(seed)
+        self._seed = seed
         self._lock = threading.Lock()
         self._moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Proxy)
@@ -36,7 +36,8 @@ class FaultyStore:
         self.calm()
 
     def calm(self):
-        """Fail nothing."""
+        """Fail nothing, and draw the next faults from the beginning."""
+        self._random = random.Random(self._seed)
         self.rate, self.faults, self.is_down = 0.0, FAULTS, False
         self.hook = lambda method, path: None
         self.requests, self.spoiled = [], []
@@ -59,10 +60,10 @@ class FaultyStore:
             self.requests.append((method, path))
             if self.is_down:
                 return "busy"
-            fault = self._random.choice(self.faults) if self._random.random() < self.rate else None
-            if fault:
-                self.spoiled.append(fault)
-            return fault
+            if not self.rate or self._random.random() >= self.rate:
+                return None
+            self.spoiled.append(self._random.choice(self.faults))
+            return self.spoiled[-1]
 
 
 class _Proxy(http.server.BaseHTTPRequestHandler):
