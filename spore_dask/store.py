@@ -44,7 +44,6 @@ from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from numpy.typing import NDArray
 
 from spore_dask.errors import DamagedError, FullDiskError, InputError, SporeError
-from spore_dask.kernels.checks import block_checksums
 from spore_dask.memory import PAGE_ROWS
 from spore_dask.patience import hide, patiently, wait_after, waits_between
 
@@ -623,6 +622,9 @@ def _checksums(
     """Return the checksums of the blocks of pieces that begin with a block."""
     block_nbytes = _block_rows(row_nbytes) * row_nbytes
     found = np.empty(int((-(-piece_nbytes // block_nbytes)).sum()), np.uint32)
+    # Kernels are loaded when a worker is prepared for them, and commands that read no rows need none.
+    from spore_dask.kernels.checks import block_checksums
+
     block_checksums(content, piece_nbytes, block_nbytes, found)
     return found
 
