@@ -622,7 +622,7 @@ def _checksums(
     """Return the checksums of the blocks of pieces that begin with a block."""
     block_nbytes = _block_rows(row_nbytes) * row_nbytes
     found = np.empty(int((-(-piece_nbytes // block_nbytes)).sum()), np.uint32)
-    # Kernels are loaded when a worker is prepared for them, and commands that read no rows need none.
+    # Loaded here, because a worker is prepared first, and reading documents needs no kernels.
     from spore_dask.kernels.checks import block_checksums
 
     block_checksums(content, piece_nbytes, block_nbytes, found)
