@@ -204,15 +204,20 @@ class Driver:
 
     def _listen(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                self.said = line.strip() or self.said
-                continue
-            self._hear(event["kind"], event["stage"])
-            if event["kind"] == "stage-end":
-                self.durations[event["stage"]] = float(event["seconds"])
+        with self.process.stderr as lines:
+            for line in lines:
+                self._take(line)
+
+    def _take(self, line: str) -> None:
+        """Hear one line."""
+        try:
+            event = json.loads(line)
+        except ValueError:
+            self.said = line.strip() or self.said
+            return
+        self._hear(event["kind"], event["stage"])
+        if event["kind"] == "stage-end":
+            self.durations[event["stage"]] = float(event["seconds"])
 
 
 @dataclasses.dataclass
