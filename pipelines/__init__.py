@@ -1,1 +1,1 @@
-"""Jobs that call the public API only: benchmarks and scheduled work."""
+"""Jobs that call the public API only: benchmarks, and scheduled work in `jobs`."""

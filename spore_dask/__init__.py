@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spore_dask.api import fit
     from spore_dask.clustering import cluster_graph
+    from spore_dask.engine import connect
     from spore_dask.errors import (
         BusyError,
         ClusterError,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from spore_dask.exporting import export_labels
     from spore_dask.graph import Graph, build_graph, plan_graph
     from spore_dask.importing import import_data
+    from spore_dask.locks import hold
     from spore_dask.params import Params
     from spore_dask.predicting import predict
     from spore_dask.predictions import Prediction
@@ -53,9 +55,11 @@ __all__ = [
     "build_graph",
     "clean",
     "cluster_graph",
+    "connect",
     "estimate",
     "export_labels",
     "fit",
+    "hold",
     "import_data",
     "open_run",
     "open_tuning",
@@ -70,6 +74,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "api": ["fit"],
     "clustering": ["cluster_graph"],
+    "engine": ["connect"],
     "errors": [
         "BusyError",
         "ClusterError",
@@ -87,6 +92,7 @@ _HOMES = {
     "exporting": ["export_labels"],
     "graph": ["Graph", "build_graph", "plan_graph"],
     "importing": ["import_data"],
+    "locks": ["hold"],
     "params": ["Params"],
     "predicting": ["predict"],
     "predictions": ["Prediction"],

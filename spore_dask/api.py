@@ -105,6 +105,7 @@ n_workers, seed, progress
         with healed(job.folder, f"fit-{job.id}"):
             run = job.finished() if resume else None
         if run is None:
+            where["reads"] = job.reads
             with opened(job.folder, f"fit-{job.id}", job.plan, **where) as (engine, plan):
                 run = Fit(engine, job, plan, resume).run()
         keep_place(run)

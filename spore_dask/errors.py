@@ -59,3 +59,7 @@ class ClusterError(SporeError, RuntimeError):
 
 class BusyError(ClusterError):
     """Another process is at work on the same output."""
+
+
+class PreflightError(ClusterError):
+    """A worker of a cluster is not fit for the run: mend it, or leave it out, and call again."""

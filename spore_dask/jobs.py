@@ -67,6 +67,11 @@ class Job:
         """Where the result goes."""
         return self.folder.child(RESULT + self.id)
 
+    @property
+    def reads(self) -> list[str]:
+        """The addresses of folders that workers read, beside the source."""
+        return [] if self.graph is None else [self.graph.path]
+
     def finished(self) -> Run | None:
         """Return the run if it is complete; refuse it if the source has changed since.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import random
 import threading
 import time
@@ -20,7 +21,7 @@ from typing import Any
 
 from spore_dask.errors import BusyError, DamagedError
 from spore_dask.processes import is_alive, this_process
-from spore_dask.store import Folder
+from spore_dask.store import Folder, address
 
 PREFIX = "lock-"
 BEAT_SECONDS = 10.0
@@ -58,6 +59,30 @@ def locked(folder: Folder, name: str) -> Iterator[Lock]:
     finally:
         del _held[folder.url]
         lock.release()
+
+
+def hold(
+    out: str | os.PathLike[str], name: str = "a job"
+) -> contextlib.AbstractContextManager[Lock]:
+    """Keep a folder to this process, for as long as the context lasts.
+
+    Calls in it that work on the folder, such as `fit`, go on; those of other processes, and of
+    other threads, raise `BusyError`.
+
+    Parameters
+    ----------
+    out : path or URL
+        A folder, such as the `out` of `fit`; it is made if it is not there.
+    name : str
+        What is done there, for whoever finds it held.
+
+    Returns
+    -------
+    context manager of Lock
+        Its `check` raises `BusyError` if another process has taken over, because this one gave no
+        sign of life for a minute.
+    """
+    return locked(Folder(address(out)), name)
 
 
 class Lock:

@@ -67,6 +67,8 @@ COMPILING_NBYTES = 240 << 20
 """What a worker that runs trials takes, once, to compile the kernels of clustering."""
 INTERPRETER_NBYTES = 320 << 20
 """A process with numba, Zarr and distributed loaded and kernels compiled."""
+STORE_NBYTES = 128 << 20
+"""What a process takes to reach object stores: libraries, and parts of files on their way."""
 
 
 @dataclasses.dataclass(frozen=True)

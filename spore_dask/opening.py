@@ -6,7 +6,7 @@ Writes the lock and the record into the run's folder: see `locks` and `tracking`
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from spore_dask.engine import Engine, open_engine
@@ -14,13 +14,18 @@ from spore_dask.healing import healed
 from spore_dask.locks import PREFIX as LOCKS
 from spore_dask.locks import locked
 from spore_dask.points import CACHE
+from spore_dask.preflight import preflight
 from spore_dask.progress import Event, as_consumer
 from spore_dask.store import PARTIAL, Folder
 from spore_dask.tracking import Tracker
 
 
 class HasLimit(Protocol):
-    """A plan that says what each process may use."""
+    """A plan that says what each process may use, and what it reads."""
+
+    @property
+    def data(self) -> Any:
+        """The `Input`."""
 
     @property
     def memory_limit(self) -> int:
@@ -40,11 +45,13 @@ def opened(
     client: Any,
     n_workers: int | None,
     progress: Any,
+    reads: Sequence[str] = (),
 ) -> Iterator[tuple[Engine, PlanType]]:
     """Make a plan for a memory limit and a number of workers, and open an engine to follow it.
 
     What happens is told to `progress`, and kept in the folder under a name. Nobody else may work
-    there meanwhile.
+    there meanwhile. Workers of a client's cluster first prove that they are fit: see `preflight`.
+    `reads` are the addresses of folders that they read, beside the source.
     """
     tracker = Tracker(folder, name, as_consumer(progress))
     with contextlib.ExitStack() as stack:
@@ -65,6 +72,11 @@ def opened(
         if client is None:
             limit = plan.memory_limit
             engine = stack.enter_context(open_engine(None, n_workers, limit, hear))
+        else:
+            source = plan.data.source if plan.data.content is None else None
+            folders = [Folder(url) for url in reads]
+            limit = plan.memory_limit
+            stack.enter_context(preflight(engine, folder, source, limit, folders))
         stack.callback(CACHE.clear)
         yield engine, plan
 

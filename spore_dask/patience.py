@@ -96,7 +96,7 @@ def wait_after(error: Exception, waits: Iterator[float], url: str) -> float:
     wait = next(waits, None)
     if wait is None:
         raise StoreError(
-            f"The store of {hide(url)!r} has failed {N_TRIES} times, or for "
+            f"The store of {hide(url)!r} still fails after {N_TRIES} tries or "
             f"{MOST_SECONDS:.0f} s ({reason}): make sure that it can be reached; then the same "
             "call continues."
         ) from None
@@ -120,11 +120,11 @@ def _is_any(chain: list[BaseException], names: set[str]) -> bool:
 
 def _is_transient(chain: list[BaseException]) -> bool:
     """Tell whether it may help to try again after an error."""
+    if _is_any(chain, TRANSIENT_NAMES) or isinstance(chain[0], ConnectionError | TimeoutError):
+        return True
     statuses = {status for error in chain if (status := _status(error)) is not None}
     if statuses:
         return bool(statuses & TRANSIENT_STATUSES)
-    if _is_any(chain, TRANSIENT_NAMES) or isinstance(chain[0], ConnectionError | TimeoutError):
-        return True
     return isinstance(chain[0], OSError) and chain[0].errno in TRANSIENT
 
 

@@ -106,6 +106,11 @@ def refuse_disk(needed: int, free: int | None) -> None:
         )
 
 
+def store_nbytes(data: Input, disk_free: int | None) -> int:
+    """Return what each process takes to reach object stores, if input or output is in one."""
+    return 0 if disk_free is not None and data.source.is_local else memory.STORE_NBYTES
+
+
 def chunk_reason(data: Input, stage: str, needed: str) -> str:
     """Say why a stage that reads the input needs so much, and what to change."""
     source = data.source
@@ -138,8 +143,17 @@ class Plan:
         copied = 0 if self.data.content is None else copied
         return memory.disk_nbytes(self.shape, copied, self.may_approximate)
 
+    @property
+    def store_nbytes(self) -> int:
+        """Bytes that each process takes to reach object stores."""
+        return store_nbytes(self.data, self.disk_free)
+
     def memory(self) -> dict[str, int]:
-        """Return the projected peak of a process in each stage."""
+        """Return the projected peak of a process in each stage; that of the cache is beside."""
+        return {stage: nbytes + self.store_nbytes for stage, nbytes in self._needs().items()}
+
+    def _needs(self) -> dict[str, int]:
+        """Return what each stage takes in a process, beside the way to its store."""
         projected = {
             "driver": memory.driver_nbytes(self.input_shape, self.shape),
             "scan": memory.scan_nbytes(self.input_shape),
@@ -230,9 +244,9 @@ class FitPlan(Plan):
     known: Shape | None = None
     """The sizes of a graph that is there already, if one is."""
 
-    def memory(self) -> dict[str, int]:
-        """Return the projected peak of a process in each stage; that of the cache is beside."""
-        shape, projected = self.known or self._largest_shape, super().memory()
+    def _needs(self) -> dict[str, int]:
+        """Return what each stage takes in a process, beside the way to its store."""
+        shape, projected = self.known or self._largest_shape, super()._needs()
         driver = memory.density_driver_nbytes(shape)
         before = projected if self.known is None else {"driver": driver}
         return {
@@ -257,7 +271,8 @@ class FitPlan(Plan):
 
     def check_clusters(self, n_clusters: int) -> None:
         """Refuse more clusters than the coordinator can hold beside its state of the points."""
-        room = self.memory_limit - memory.coordinator_nbytes(self.known or self._largest_shape)
+        room = self.memory_limit - self.store_nbytes
+        room -= memory.coordinator_nbytes(self.known or self._largest_shape)
         room += (memory.POINT_STATE_NBYTES - memory.LABEL_NBYTES - 1) * self.shape.n_points
         if 2 * memory.CLUSTER_NBYTES * n_clusters > room:
             raise LimitError(

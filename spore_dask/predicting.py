@@ -93,6 +93,7 @@ def predict(
                 client=client,
                 n_workers=n_workers,
                 progress=progress,
+                reads=[fitted.run.path],
             ) as (engine, plan):
                 found = _run(engine, task, plan)
         keep_place(found)

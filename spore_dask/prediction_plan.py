@@ -10,7 +10,7 @@ import dataclasses
 from spore_dask import memory
 from spore_dask.inputs import Input
 from spore_dask.memory import Shape
-from spore_dask.plan import chunk_reason, refuse_disk, refuse_memory
+from spore_dask.plan import chunk_reason, refuse_disk, refuse_memory, store_nbytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,13 +34,15 @@ class PredictPlan:
     def memory(self) -> dict[str, int]:
         """Return the projected peak of a process in each stage; that of the cache is beside."""
         driver = memory.driver_nbytes(self.input_shape, self.shape)
-        return {
+        projected = {
             "driver": max(driver, memory.scatter_nbytes(self.shape)),
             "scan": memory.scan_nbytes(self.input_shape),
             "exchange": memory.exchange_nbytes(self.input_shape, self.shape),
             "partition": memory.gather_nbytes(self.shape),
             "predict": memory.predict_nbytes(self.fitted, self.shape, self.n_clusters),
         }
+        beside = store_nbytes(self.data, self.disk_free)
+        return {stage: nbytes + beside for stage, nbytes in projected.items()}
 
     @property
     def disk_nbytes(self) -> int:

@@ -264,14 +264,13 @@ def clean(run: Run | str | os.PathLike[str], keep: str = "labels") -> int:
 
 def _clean(run: Run, keep: str) -> int:
     """Remove what is not to be kept, while nobody else works in the run's folder."""
+    names = [stage["name"] for stage in reversed(run.summary["stages"].values())]
+    folders = {name: run.folder.child(name) for name in names}  # what depends on others first
     run.summary["keep"] = keep
     run.result.write_json(SUMMARY, run.summary)
     wanted = kept_stages(run.folder)
-    freed = 0
-    for stage in reversed(run.summary["stages"].values()):  # what depends on others first
-        if stage["name"] not in wanted and not stage["name"].startswith(RESULT):
-            freed += remove_stage(run.folder.child(stage["name"]))
-    return freed
+    gone = [name for name in names if name not in wanted and not name.startswith(RESULT)]
+    return sum(remove_stage(folders[name]) for name in gone)
 
 
 def keep_at_most(run: Run, keep: str) -> None:

@@ -33,12 +33,14 @@ import re
 import shutil
 import uuid
 import zlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import fsspec
 import numpy as np
 import zarr
+import zarr.abc.store
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from numpy.typing import NDArray
 
 from spore_dask.errors import DamagedError, FullDiskError, InputError, SporeError
@@ -146,13 +148,21 @@ def _find_files(url: str) -> tuple[Any, str]:
 
 
 class _PatientStore(zarr.storage.FsspecStore):
-    """A Zarr store whose requests are tried again like all others."""
+    """A Zarr store whose requests are tried again like all others, over the same connections."""
 
-    async def _patiently(self, action: Callable[[], Awaitable[ResultType]]) -> ResultType:
+    def __init__(self, fs: Any, read_only: bool = False, path: str = "/", **_: Any) -> None:
+        zarr.abc.store.Store.__init__(self, read_only=read_only)
+        self.fs, self.path = fs, path
+        self.allowed_exceptions = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+    async def _patiently(self, action: Callable[[], Coroutine[Any, Any, ResultType]]) -> ResultType:
         waits = waits_between()
         while True:
             try:
-                return await action()
+                if self.fs.asynchronous:
+                    return await action()
+                there = asyncio.run_coroutine_threadsafe(action(), self.fs.loop)
+                return await asyncio.wrap_future(there)
             except Exception as error:
                 wait = wait_after(error, waits, self.fs.unstrip_protocol(self.path))
             await asyncio.sleep(wait)
@@ -163,13 +173,15 @@ class _PatientStore(zarr.storage.FsspecStore):
 
     async def get_partial_values(self, *args: Any, **options: Any) -> Any:
         """Read parts of values."""
-        return await self._patiently(
-            functools.partial(super().get_partial_values, *args, **options)
-        )
+        read = functools.partial(super().get_partial_values, *args, **options)
+        return await self._patiently(read)
 
     async def set(self, key: str, *args: Any, **options: Any) -> None:
         """Write a value."""
-        await self._patiently(functools.partial(super().set, key, *args, **options))
+        try:
+            await self._patiently(functools.partial(super().set, key, *args, **options))
+        except FileNotFoundError as error:
+            raise _no_place(self.fs.unstrip_protocol(self.path), error) from None
 
     async def exists(self, key: str) -> bool:
         """Tell whether there is a value."""
@@ -191,15 +203,32 @@ class _PatientStore(zarr.storage.FsspecStore):
         """Remove what begins with a prefix."""
         await self._patiently(functools.partial(super().delete_dir, prefix))
 
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """List what is in a group."""
+        names = super().list_dir(prefix)
+
+        async def collect() -> list[str]:
+            return [name async for name in names]
+
+        for name in await self._patiently(collect):
+            yield name
+
+
+def _no_place(url: str, error: OSError) -> InputError:
+    return InputError(
+        f"{hide(url)!r} cannot be written to ({error}): create its bucket, or the disk that it is "
+        "on, first."
+    )
+
 
 def _zarr_store(url: str) -> Any:
     """Return what Zarr reads and writes an address through."""
     files, path = _find_files(url)
     if _is_local(files):
         return path
-    store = _PatientStore.from_url(url.rstrip("/"), storage_options=_options(url))
-    _once(store.fs)
-    return store
+    if not files.async_impl:
+        files = AsyncFileSystemWrapper(files, asynchronous=True)
+    return _PatientStore(files, path=path)
 
 
 def _open_zarr(url: str, mode: Any = "r", **options: Any) -> zarr.Array[Any]:
@@ -208,10 +237,10 @@ def _open_zarr(url: str, mode: Any = "r", **options: Any) -> zarr.Array[Any]:
     array = patiently(lambda: zarr.open_array(store, mode=mode, **options), url)
     about = array.metadata.to_dict()
     coded = [about.get(name) for name in ("codecs", "filters", "compressor")]
-    if array.dtype.hasobject or "pickle" in json.dumps(coded, default=str).lower():
+    if array.dtype.kind == "O" or "pickle" in json.dumps(coded, default=str).lower():
         raise InputError(
             f"The Zarr array at {hide(url)!r} holds Python objects ({array.dtype}), which are "
-            "never read from a store: write it with numbers."
+            "never read from a store: write it with numbers or texts."
         )
     return array
 
@@ -303,13 +332,9 @@ class Folder:
                 "there: check the address, and the documents of the run."
             )
 
-        def remove() -> None:
-            with contextlib.suppress(FileNotFoundError):
-                files.rm(place, recursive=True)
-            if not self.is_local and (left := files.find(place)):  # stores do not say so
-                raise OSError(errno.EBUSY, f"{len(left)} files are still there")
-
-        patiently(remove, self.url)
+        remove = functools.partial(_remove, files, place, self.is_local)
+        with contextlib.suppress(FileNotFoundError):
+            patiently(remove, self.url)
 
     def nbytes(self) -> int:
         """Return the size of everything in this folder."""
@@ -332,10 +357,7 @@ class Folder:
         try:
             patiently(lambda: write(target, content), self.url)
         except FileNotFoundError as error:
-            raise InputError(
-                f"{hide(self.url)!r} cannot be written to ({error}): create its bucket, or the "
-                "disk that it is on, first."
-            ) from None
+            raise _no_place(self.url, error) from None
 
     def read_bytes(self, name: str, first: int | None = None, last: int | None = None) -> bytes:
         """Read a file, or its bytes [first, last)."""
@@ -355,7 +377,7 @@ class Folder:
             value = json.loads(self.read_bytes(name))
         except FileNotFoundError:
             return None
-        except ValueError as error:
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise self.damaged("document", name, str(error)) from None
         if isinstance(value, dict):
             checksum = value.pop(CHECKSUM, None)
@@ -504,7 +526,7 @@ class Folder:
         if self.is_local:
             return patiently(lambda: _read_file(place), self.url)
         files = self._files[0]
-        begin = patiently(lambda: files.cat_file(place, start=0, end=PART_NBYTES), self.url)
+        begin = patiently(lambda: _cat_some(files, place, 0, PART_NBYTES), self.url)
         try:
             start, shape, dtype = _parse_header(begin[:HEADER_NBYTES])
         except ValueError:  # for the reader to tell
@@ -775,6 +797,21 @@ def _read_file(path: str) -> NDArray[np.uint8]:
     return content
 
 
+def _remove(files: Any, place: str, is_local: bool) -> None:
+    """Remove a file or a folder."""
+    if is_local:
+        files.rm(place, recursive=True)
+        return
+    files.invalidate_cache()
+    found = files.find(place)
+    if found == [place]:
+        files.rm_file(place)
+    elif found:
+        files.rm(place, recursive=True)
+        if left := files.find(place):  # S3 removes what it can, and fails without a word
+            raise OSError(errno.EBUSY, f"{len(left)} files are still there")
+
+
 def _put_file(files: Any, target: str, content: tuple[bytes | memoryview, ...]) -> None:
     """Write a file to an object store: a large one in parts, which appear when all are there."""
     if sum(map(len, content)) <= 2 * PART_NBYTES:
@@ -793,19 +830,21 @@ def _put_file(files: Any, target: str, content: tuple[bytes | memoryview, ...]) 
         raise
 
 
-def _cat_range(files: Any, path: str, first: int, last: int) -> bytes:
-    """Read the bytes [first, last) of a file."""
+def _cat_some(files: Any, path: str, first: int, last: int) -> bytes:
+    """Read those of the bytes [first, last) of a file that there are."""
+    if first >= last:  # which HTTP has no words for
+        return b""
     try:
-        content: bytes = files.cat_file(path, start=first, end=last)
+        return bytes(files.cat_file(path, start=first, end=last))
     except OSError as error:  # so S3 tells of a file that ends before
         if error.errno != errno.EINVAL:
             raise
-        content = b""
-    return _whole(files, content, path, first, last)
+        return b""
 
 
-def _whole(files: Any, content: bytes, path: str, first: int, last: int) -> bytes:
-    """Return the bytes [first, last) of a file, if that is what was read."""
+def _cat_range(files: Any, path: str, first: int, last: int) -> bytes:
+    """Read the bytes [first, last) of a file, all of them."""
+    content = _cat_some(files, path, first, last)
     if len(content) == last - first:
         return content
     n_missing = last - max(first, int(files.info(path)["size"]))
@@ -925,6 +964,11 @@ class Source:
     """Bytes of the chunks that hold such rows, decoded."""
     identity: str | None = None
     """What the content is, where that is known; else the files tell."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this is on a disk that this machine has mounted."""
+        return Folder(self.url).is_local
 
     def read(self, first: int, last: int) -> NDArray[Any]:
         """Read the rows [first, last)."""

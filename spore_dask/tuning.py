@@ -137,6 +137,7 @@ cache_limit, client, n_workers, progress, keep
                 client=client,
                 n_workers=n_workers,
                 progress=progress,
+                reads=job.reads,
             ) as opening:
                 found = search.run(*opening, resume)
         keep_place(found.run)

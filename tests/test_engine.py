@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from spore_dask import engine as engine_module
-from spore_dask.engine import WINDOW, Engine, WorkerLostError, open_engine
+from spore_dask.engine import WINDOW, Engine, WorkerLostError, open_engine, settings
+from spore_dask.engine.watching import Watch
 from spore_dask.errors import InputError, ParameterError
 
 ROOT = Path(__file__).parents[1]
@@ -69,7 +70,7 @@ def slow_square(item):
 
 def environment(item):
     time.sleep(0.05)
-    names = ["NUMBA_CACHE_DIR", *engine_module._WORKER_ENVIRON]
+    names = ["NUMBA_CACHE_DIR", *settings.WORKER_ENVIRON]
     import numba
 
     assert os.environ["NUMBA_CACHE_DIR"] == numba.config.CACHE_DIR
@@ -216,7 +217,7 @@ def test_address_without_a_scheduler(address):
 def test_a_scheduler_that_is_gone_is_told():
     client = SimpleNamespace(status="closed", scheduler_info=dict)
     with pytest.raises(WorkerLostError, match="connection to the scheduler broke"):
-        engine_module._Watch(client)
+        Watch(client)
 
 
 # Two processes
@@ -392,7 +393,7 @@ def test_limit_too_small_for_a_worker_to_start():
 def test_no_worker_left_is_an_error_not_a_wait(monkeypatch):
     from distributed import Client
 
-    monkeypatch.setattr(engine_module, "START_TIMEOUT", 2.0)
+    monkeypatch.setattr(settings, "START_TIMEOUT", 2.0)
     events = []
     with (
         outside_cluster() as cluster,
@@ -416,7 +417,7 @@ def outside_cluster():
         threads_per_worker=1,
         processes=False,
         memory_limit=5 * 2**30,
-        dashboard_address=None,
+        dashboard_address="127.0.0.1:0",
     )
 
 

@@ -51,6 +51,8 @@ class Command(click.Command):
         Keywords that are no options.
     own
         Options that only the command has.
+    configurable
+        Whether a file may have its options.
     """
 
     def __init__(
@@ -62,12 +64,14 @@ class Command(click.Command):
         api: Sequence[str] = (),
         leave_out: Iterable[str] = (),
         own: Iterable[Option] = (),
+        configurable: bool = True,
     ) -> None:
         super().__init__(name, help=function.__doc__, callback=function)
         self.api = tuple(api)
         self.leave_out = {*leave_out, *(each.strip("[]") for each in arguments)}
         self._arguments = arguments
         self._own = list(own)
+        self._common = _common_options()[0 if configurable else 1 :]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters; what they are derived from is imported now."""
@@ -79,14 +83,14 @@ class Command(click.Command):
                 ),
                 *options_of(self.api, self.leave_out),
                 *self._own,
-                *_common_options(),
+                *self._common,
             ]
         return super().get_params(ctx)
 
     def invoke(self, ctx: click.Context) -> None:
         """Call the function, and show what it returns."""
         values = {name: value for name, value in ctx.params.items() if self._is_given(ctx, name)}
-        session = ctx.ensure_object(_NoSession)
+        session = ctx.find_object(Session) or Session([])
         session.json, session.debug = values.pop("json"), values.pop("debug")
         quiet, progress = values.pop("quiet"), values.pop("progress", "none")
         voice = Voice(session.json, quiet, consumer_of(progress, quiet))
@@ -101,7 +105,7 @@ class Command(click.Command):
 
     def _is_given(self, ctx: click.Context, name: str) -> bool:
         """Tell whether to pass a value on: defaults of the API are the API's business."""
-        own = {option.name for option in (*self._own, *_common_options())}
+        own = {option.name for option in (*self._own, *self._common)}
         arguments = {each.strip("[]") for each in self._arguments}
         return name in own | arguments or ctx.get_parameter_source(name) != ParameterSource.DEFAULT
 
@@ -116,13 +120,6 @@ class Command(click.Command):
             if records:
                 with formatter.section(section):
                     formatter.write_dl(records)
-
-
-class _NoSession(Session):
-    """What stands in for a session where a command is called by itself."""
-
-    def __init__(self) -> None:
-        super().__init__([])
 
 
 def progress_option() -> Option:

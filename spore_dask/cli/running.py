@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -34,6 +34,9 @@ from spore_dask.errors import (
     StoreError,
 )
 
+PROGRAM = "spore-dask"
+TIME_FORMAT = "%Y-%m-%d %H:%M:%S "
+"""How lines of a log begin."""
 EXIT_CODES = {
     0: "done",
     1: "unexpected error: see --debug",
@@ -79,10 +82,24 @@ class Stopped(KeyboardInterrupt):
 class Session:
     """One call of the command: its arguments, and how it is to speak."""
 
-    def __init__(self, args: Sequence[str]) -> None:
+    def __init__(
+        self,
+        args: Sequence[str],
+        program: str = PROGRAM,
+        resumable: Collection[str] = RESUMABLE,
+        stamped: bool = False,
+    ) -> None:
         self.args = list(args)
+        self.program = program
+        self.resumable = resumable
+        self.stamped = stamped
         self.json = "--json" in args
         self.debug = "--debug" in args
+
+    def tell(self, text: str) -> None:
+        """Write a sentence to standard error."""
+        when = time.strftime(TIME_FORMAT) if self.stamped else ""
+        click.echo(f"{when}{self.program}: {text}", err=True)
 
     def end(self, error: BaseException) -> int:
         """Tell about an error; return the exit code."""
@@ -90,16 +107,16 @@ class Session:
         if code in STOPPED:
             warnings.simplefilter("ignore")
         document: dict[str, Any] = {"error": text, "exit_code": code}
-        if isinstance(error, KeyboardInterrupt) and self.args and self.args[0] in RESUMABLE:
+        if isinstance(error, KeyboardInterrupt) and self.args and self.args[0] in self.resumable:
             again = [arg for arg in self.args if arg != "--no-resume"]
-            document["resume"] = shlex.join(["spore-dask", *again])
+            document["resume"] = f"{self.program} {shlex.join(again)}"
             text = f"{text.rstrip('.')}; continue with: {document['resume']}"
         if self.debug:
             traceback.print_exception(error)
         elif code == 1:
             text += " (--debug shows where)"
         with contextlib.suppress(OSError):  # nobody reads any more
-            click.echo(f"spore-dask: {text}", err=True)
+            self.tell(text)
             if self.json:
                 click.echo(json.dumps(document))
         return code
@@ -137,14 +154,23 @@ def sentence(error: BaseException) -> str:
 
 
 class Commands(click.Group):
-    """The commands, with one way to end."""
+    """Commands with one way to end."""
+
+    program = PROGRAM
+    """What a user types before the name of a command."""
+    resumable: Collection[str] = RESUMABLE
+    """Commands that continue what they have begun, when they are called again."""
+    exit_codes = EXIT_CODES
+    """What their exit codes mean."""
+    stamped = False
+    """Whether what goes wrong is told with the time before it, as in a log."""
 
     def main(self, args: Sequence[str] | None = None, *_: Any, **settings: Any) -> Any:
         """Run a command, and exit."""
         args = sys.argv[1:] if args is None else list(args)
-        session = Session(args)
-        settings |= {"prog_name": "spore-dask", "standalone_mode": False, "obj": session}
-        with _plain_warnings(), _signals_raised():
+        session = Session(args, self.program, self.resumable, self.stamped)
+        settings |= {"prog_name": self.program, "standalone_mode": False, "obj": session}
+        with _plain_warnings(session), _signals_raised():
             try:
                 code = super().main(args, **settings)
             except click.exceptions.NoArgsIsHelpError as error:
@@ -165,7 +191,9 @@ class Commands(click.Group):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Tell the exit codes, and how to complete names."""
         with formatter.section("Exit codes"):
-            formatter.write_dl([(str(code), text) for code, text in EXIT_CODES.items()])
+            formatter.write_dl([(str(code), text) for code, text in self.exit_codes.items()])
+        if self.program != PROGRAM:
+            return
         with formatter.section("Completion of names in bash (zsh and fish alike)"):
             formatter.write_text('eval "$(_SPORE_DASK_COMPLETE=bash_source spore-dask)"')
 
@@ -197,11 +225,11 @@ def _signals_raised() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _plain_warnings() -> Iterator[None]:
+def _plain_warnings(session: Session) -> Iterator[None]:
     """Show warnings as sentences."""
 
     def show(message: Any, *_: Any, **__: Any) -> None:
-        click.echo(f"spore-dask: warning: {message}", err=True)
+        session.tell(f"warning: {message}")
 
     with warnings.catch_warnings():
         warnings.showwarning = show

@@ -18,6 +18,7 @@ import click
 import numpy as np
 from dask.utils import format_bytes
 
+from spore_dask.cli.running import TIME_FORMAT
 from spore_dask.formats.matrix import listed
 from spore_dask.progress import Bar, Consumer, Event, duration, ignore
 from spore_dask.store import open_zarr
@@ -46,7 +47,7 @@ class Answer:
         """Print it."""
         if as_json:
             click.echo(json.dumps(_strict(self.document), allow_nan=False))
-        elif not quiet:
+        elif self.lines and not quiet:
             click.echo("\n".join(self.lines))
 
 
@@ -67,7 +68,7 @@ class _Stamped(io.StringIO):
     """Standard error, each line with the time before it."""
 
     def write(self, text: str) -> int:
-        return sys.stderr.write(time.strftime("%Y-%m-%d %H:%M:%S ") + text)
+        return sys.stderr.write(time.strftime(TIME_FORMAT) + text)
 
     def flush(self) -> None:
         sys.stderr.flush()

@@ -282,6 +282,8 @@ def reach_percentiles(engine: Engine, density: Density, percentiles: list[float]
 
     They equal those of `numpy.percentile` over all such points, to the last bit.
     """
+    if not percentiles:
+        return []
     name = "-".join(repr(float(percentile)) for percentile in percentiles)
     folder = density.folder.child(f"percentiles/{name}")
     select = functools.partial(_select, engine, density, percentiles)

@@ -1,0 +1,350 @@
+"""The kinds of clusters that a `cluster` section can ask for, and how each is made or reached.
+
+What is started here listens on this machine only, unless the section says otherwise. Security and
+clusters are those of dask.distributed, dask-jobqueue and dask-kubernetes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import importlib
+import inspect
+import logging
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import psutil
+
+from spore_dask.engine import settings
+from spore_dask.engine.settings import OUTSIDE_ENVIRON, SCHEDULER_CONFIG
+from spore_dask.engine.workers import LocalWorkers
+from spore_dask.errors import ClusterError, ParameterError, SporeError
+from spore_dask.params import Range, count
+from spore_dask.threads import n_threads
+
+LOOPBACK = "127.0.0.1:0"
+"""Where dashboards are: a free port that only this machine sees."""
+QUEUE_TIMEOUT = 600.0
+"""Seconds that the first worker of a queue may take."""
+SLURM_SCHEDULER = "jobqueue.slurm.scheduler-options"
+TLS = ("ca", "cert", "key")
+
+N_WORKERS = count(optional=True)
+TEXT = Range("a text", lambda v: isinstance(v, str) and bool(v.strip()))
+SECONDS = Range(
+    "a number of seconds above 0",
+    lambda v: isinstance(v, int | float) and not isinstance(v, bool) and v > 0,
+    float,
+)
+
+
+@dataclasses.dataclass
+class Cluster:
+    """What there is to connect to."""
+
+    place: Any
+    """The address of a scheduler, or a cluster of dask's."""
+    wait: float
+    """Seconds to wait for workers."""
+    n_workers: int = 1
+    """Workers that there must be."""
+    workers: LocalWorkers | None = None
+    """The worker processes, where they are our own."""
+    security: Any = None
+    """The TLS files of dask's, if there are some."""
+
+
+def nearest(name: Any, names: Iterable[str]) -> str:
+    """Return a question after the name that was meant."""
+    found = difflib.get_close_matches(str(name), list(names), 1)
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def _check_keys(kind: str, section: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Refuse keys that a kind does not have."""
+    known = {*names, "wait"}
+    for name in section:
+        if name not in known:
+            raise ParameterError(
+                f"cluster has the key {name!r}, which the kind {kind!r} does not know"
+                f"{nearest(name, known)}: it knows {', '.join(sorted(known))}."
+            )
+
+
+def _wait_of(section: dict[str, Any], default: float | None = None) -> float:
+    """Take the seconds to wait for workers out of a section."""
+    wait = section.pop("wait", None)
+    if wait is None:
+        return settings.START_TIMEOUT if default is None else default
+    return float(SECONDS.check("wait", wait))
+
+
+def _local(stack: contextlib.ExitStack, section: dict[str, Any]) -> Cluster:
+    """Start our own worker processes."""
+    from dask.utils import parse_bytes
+
+    _check_keys("local", section, ("n_workers", "memory_limit"))
+    wait = _wait_of(section)
+    n_workers = N_WORKERS.check("n_workers", section.get("n_workers")) or n_threads()
+    limit = section.get("memory_limit")
+    try:
+        nbytes = _fair_share(n_workers) if limit is None else int(parse_bytes(limit))
+    except (ValueError, AttributeError, TypeError):
+        nbytes = 0
+    if nbytes <= 0:
+        raise ParameterError(
+            f"memory_limit is {limit!r}, but it must be a number of bytes or a text such as '1GiB'."
+        )
+    return dataclasses.replace(start_local(stack, n_workers, nbytes), wait=wait)
+
+
+def _fair_share(n_workers: int) -> int:
+    """Return this machine's memory, shared by the workers and this process."""
+    return int(psutil.virtual_memory().total) // (1 + n_workers)
+
+
+def start_local(stack: contextlib.ExitStack, n_workers: int, memory_limit: int | None) -> Cluster:
+    """Start a scheduler in this process and workers in others."""
+    import dask
+    import distributed
+
+    start: Any = distributed.SpecCluster
+    options = {"host": "127.0.0.1", "port": 0, "dashboard_address": LOOPBACK, "dashboard": False}
+    scheduler = {"cls": distributed.Scheduler, "options": options}
+    # Workers end before their scheduler has sent them all: no news to anyone.
+    logging.getLogger("distributed.batched").setLevel(logging.WARNING)
+    with dask.config.set(SCHEDULER_CONFIG):
+        cluster = stack.enter_context(start(scheduler=scheduler, silence_logs=logging.CRITICAL))
+    workers = LocalWorkers(n_workers, cluster.scheduler_address, memory_limit)
+    stack.callback(workers.close)
+    return Cluster(cluster, settings.START_TIMEOUT, n_workers, workers)
+
+
+def _address(stack: contextlib.ExitStack, section: dict[str, Any]) -> Cluster:
+    """Return a scheduler that runs already."""
+    _check_keys("address", section, ("address", "tls"))
+    wait = _wait_of(section)
+    address = TEXT.check("address", section.get("address"))
+    return Cluster(address, wait, security=_security(section.get("tls")))
+
+
+def _security(tls: Any) -> Any:
+    """Return what dask calls the security that some files give; None without files."""
+    from distributed import Security
+
+    if tls is None:
+        return None
+    if not isinstance(tls, Mapping) or set(tls) != set(TLS):
+        raise ParameterError(f"tls is {tls!r}, but it must name three PEM files: {', '.join(TLS)}.")
+    for name in TLS:
+        try:
+            with open(tls[name], "rb"):
+                pass
+        except (OSError, TypeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ParameterError(
+                f"tls has {name} {tls[name]!r}, but that file cannot be read ({reason}): give the "
+                "path of a PEM file that this user may read."
+            ) from None
+    roles = ("client", "scheduler", "worker")
+    files = {f"tls_{role}_{name}": str(tls[name]) for role in roles for name in ("cert", "key")}
+    security: Any = Security
+    security = security(tls_ca_file=str(tls["ca"]), require_encryption=True, **files)
+    try:
+        security.get_connection_args("client")
+    except OSError as error:  # ssl's errors are such
+        raise ParameterError(
+            f"The files of tls ({', '.join(str(tls[name]) for name in TLS)}) are no certificate of "
+            f"an authority, a certificate and its key ({error}): give PEM files that belong "
+            "together."
+        ) from None
+    return security
+
+
+def _slurm(stack: contextlib.ExitStack, section: dict[str, Any]) -> Cluster:
+    """Submit Slurm jobs that are workers."""
+    make: Any = _import("dask_jobqueue.SLURMCluster", "slurm")
+    wait = _wait_of(section, QUEUE_TIMEOUT)
+    jobs = count(optional=False).check("jobs", section.pop("jobs", 1))
+    options = slurm_options(section)
+    if shutil.which("sbatch") is None:
+        raise ClusterError(
+            "The kind of the cluster is 'slurm', but there is no command sbatch here: start the "
+            "job on a machine of the Slurm cluster, or choose another kind."
+        )
+    cluster = _start(stack, make, {"job_cls": _slurm_job(), **options})
+
+    async def submit() -> None:
+        cluster.scale(jobs=jobs)
+        await cluster  # so that a refusal is raised here, not only logged
+
+    try:
+        cluster.sync(submit)
+    except RuntimeError as error:
+        raise ClusterError(
+            f"Slurm refused a job ({one_line(error)}): change what the cluster section asks for."
+        ) from error
+    return Cluster(cluster, wait)
+
+
+def _slurm_job() -> Any:
+    """Return the class of jobs that say so when Slurm refuses them, so that all can be closed."""
+    from dask_jobqueue.slurm import SLURMJob
+    from distributed.core import Status
+
+    class Job(SLURMJob):
+        async def start(self) -> None:
+            start: Any = super().start
+            try:
+                await start()
+            except BaseException:
+                self.status = Status.failed
+                raise
+
+    return Job
+
+
+def slurm_options(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of `SLURMCluster` for what a section says: one thread a process.
+
+    Workers get what our own have: no further threads, no measures of dask's against memory that
+    is no data of dask's, and dashboards that only their machine sees.
+    """
+    import dask
+    from dask_jobqueue.core import Job, JobQueueCluster
+    from dask_jobqueue.slurm import SLURMJob
+
+    names = {name for cls in (JobQueueCluster, Job, SLURMJob) for name in _keywords(cls)}
+    hidden = {"n_workers", "job_cls", "loop", "asynchronous", "scheduler", "scheduler_cls"}
+    hidden |= {"dashboard_address"}  # which it takes in scheduler_options only
+    _check_keys("slurm", section, {*(names - hidden), "jobs", "tls"})
+    options = dict(section)
+    security = _security(options.pop("tls", None))
+    if security is not None:
+        options |= {"security": security, "protocol": "tls://"}
+    if options.get("memory") is None and dask.config.get("jobqueue.slurm.memory", None) is None:
+        raise ParameterError(
+            "cluster has no memory, but Slurm must know what each job may use: give it, such as "
+            "memory: 4GiB."
+        )
+    options.setdefault("cores", 1)
+    options.setdefault("processes", options["cores"])
+    chosen = options.get("scheduler_options") or dask.config.get(SLURM_SCHEDULER, None) or {}
+    options["scheduler_options"] = {"dashboard_address": LOOPBACK, **chosen}
+    if "host" in options:  # which it takes there only
+        options["scheduler_options"]["host"] = options.pop("host")
+    exports = [f"export {name}={value}" for name, value in OUTSIDE_ENVIRON.items()]
+    options["job_script_prologue"] = [*exports, *(options.get("job_script_prologue") or [])]
+    alone = ["--no-dashboard", "--dashboard-address", LOOPBACK]
+    options["worker_extra_args"] = [*alone, *(options.get("worker_extra_args") or [])]
+    return options
+
+
+def _kubernetes(stack: contextlib.ExitStack, section: dict[str, Any]) -> Cluster:
+    """Have the Dask operator start a scheduler and workers."""
+    make: Any = _import("dask_kubernetes.operator.KubeCluster", "kubernetes")
+    wait = _wait_of(section, QUEUE_TIMEOUT)
+    return Cluster(_start(stack, make, kubernetes_options(section)), wait)
+
+
+def kubernetes_options(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of `KubeCluster` for what a section says: one thread a worker."""
+    from dask_kubernetes.operator import KubeCluster
+
+    names = _keywords(KubeCluster)
+    _check_keys("kubernetes", section, names - {"loop", "asynchronous"})
+    options = {"quiet": True, **section}
+    if "custom_cluster_spec" not in options:  # which says it all
+        options.setdefault("worker_command", ["dask", "worker", "--nthreads", "1"])
+        env = options.get("env") or {}
+        ours = OUTSIDE_ENVIRON
+        if isinstance(env, Mapping):
+            options["env"] = {**ours, **env}
+        else:
+            options["env"] = [*({"name": n, "value": v} for n, v in ours.items()), *env]
+    return options
+
+
+def _class(stack: contextlib.ExitStack, section: dict[str, Any]) -> Cluster:
+    """Start a cluster of any class."""
+    _check_keys("class", section, ("class", "options", "scale", "tls"))
+    wait = _wait_of(section, QUEUE_TIMEOUT)
+    make = _import(TEXT.check("class", section.get("class")))
+    options = section.get("options") or {}
+    if not isinstance(options, Mapping):
+        raise ParameterError(f"options is {options!r}, but it must be a mapping of keywords.")
+    options = {str(name): value for name, value in options.items()}
+    scale = count(0).check("scale", section.get("scale"))
+    security = _security(section.get("tls"))
+    if security is not None:
+        options["security"] = security
+    for name in {"dashboard_address", "worker_dashboard_address"} & _keywords(make):
+        options.setdefault(name, LOOPBACK)
+    cluster = _start(stack, make, options)
+    if scale is not None:
+        cluster.scale(scale)
+    return Cluster(cluster, wait)
+
+
+def _keywords(make: Any) -> set[str]:
+    """Return the names of the keywords that something callable takes."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(make).parameters.values()
+    return {parameter.name for parameter in parameters if parameter.kind in kinds}
+
+
+def _import(path: str, extra: str | None = None) -> Any:
+    """Return what has an import path, or say how to get it."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        remedy = (
+            f"pip install 'spore-dask[{extra}]'"
+            if extra
+            else "install what it is part of, or give a path such as 'distributed.LocalCluster'"
+        )
+        raise ParameterError(
+            f"The cluster's class {path!r} cannot be imported ({error}): {remedy}."
+        ) from None
+
+
+def _start(stack: contextlib.ExitStack, make: Any, options: Mapping[str, Any]) -> Any:
+    """Start a cluster that is closed with the stack; say what it does not like."""
+    import dask
+
+    name = getattr(make, "__qualname__", repr(make))
+    try:
+        with dask.config.set(SCHEDULER_CONFIG):
+            cluster = make(**options)
+    except SporeError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ParameterError(
+            f"{name} cannot start with what the cluster section says ({one_line(error)}): change "
+            "it, or what it leads to."
+        ) from error
+    except Exception as error:
+        raise ClusterError(
+            f"{name} could not be started ({type(error).__name__}: {one_line(error)}): look at "
+            "its scheduler, and call again."
+        ) from error
+    stack.callback(cluster.close)
+    return cluster
+
+
+def one_line(error: BaseException) -> str:
+    """Return what an error says, without its full stop."""
+    return " ".join(str(error).split()).rstrip(".")
+
+
+KINDS: dict[str, Callable[[contextlib.ExitStack, dict[str, Any]], Cluster]] = {
+    "local": _local,
+    "address": _address,
+    "slurm": _slurm,
+    "kubernetes": _kubernetes,
+    "class": _class,
+}
