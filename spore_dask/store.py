@@ -1006,8 +1006,11 @@ class Source:
         if self.identity is not None:
             return 0, 0
         array = _open_zarr(self.url)
-        n_stored = patiently(lambda: array.nchunks_initialized, self.url)
-        return max(0, array.nchunks - n_stored), array.nchunks
+        sizes = array.shards or array.chunks
+        n_chunks = math.prod(-(-n // size) for n, size in zip(self.shape, sizes, strict=True))
+        names = (name.rsplit("/", 1)[-1] for name in _find(self.url))
+        n_stored = sum(name[-1:].isdigit() for name in names)  # others are about the array
+        return max(0, n_chunks - n_stored), n_chunks
 
     def fingerprint(self) -> str:
         """Return a hash of the names, sizes and times of the files that the array is made of.
