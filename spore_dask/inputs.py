@@ -146,7 +146,12 @@ def find_input(source: Any, component: str | None, folder: Folder, least_rows: i
         )
     elif isinstance(source, zarr.Array):
         address = address_of(source)
-        found = Input(describe(source, address)) if address else _copied(source, folder, least_rows)
+        if address is None:
+            found = _copied(source, folder, least_rows)
+        elif "://" in address:  # as workers will, with what their environment says
+            found = Input(open_source(address))
+        else:
+            found = Input(describe(source, address))
     else:
         found = _copied(source, folder, least_rows)
     _check_place(folder, found.source.url)
