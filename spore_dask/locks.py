@@ -34,6 +34,7 @@ PAUSE_SECONDS = 0.01, 0.2
 """Least and most time until two that have met try again."""
 
 _held: dict[str, tuple[int, Lock]] = {}  # by folder: the thread that holds it, and the lock
+_left: set[str] = set()  # locks of this process that nobody holds, but that could not be removed
 
 
 @contextlib.contextmanager
@@ -116,6 +117,7 @@ class Lock:
         try:
             self._folder.remove(self._file)
         except Exception as reason:  # whoever comes next sees that this process is gone
+            _left.add(self._file)
             logging.getLogger(__name__).warning("the lock was not removed: %s", reason)
 
     def check(self) -> None:
@@ -134,7 +136,7 @@ class Lock:
     def _refuse_living(self, name: str) -> None:
         """Raise `BusyError` if the owner of a lock lives; look for a while if it is elsewhere."""
         record = self._read(name)
-        alive = is_alive(record) if record else False
+        alive = is_alive(record) if record and name not in _left else False
         if alive is None:
             logging.getLogger(__name__).warning(
                 "%s was locked by process %s on %s: waiting for up to %.0f s for a sign of life",

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import uuid
+import zlib
 
 import boto3
 import distributed.protocol.pickle
@@ -248,7 +249,7 @@ class TestRuns:
         folder.write_zarr("x.zarr", blobs(), 500)
         s3.calm()
         spore_dask.fit(f"{folder.url}/x.zarr", n_workers=0)
-        assert len(s3.requests) < 420, len(s3.requests)
+        assert len(s3.requests) < 480, len(s3.requests)
 
 
 class TestFolders:
@@ -288,7 +289,7 @@ class TestFolders:
         firsts = np.array([1500, 0, 3, 8])
         found = rows.read_ranges(firsts, firsts + 2)
         np.testing.assert_array_equal(found, array[(firsts[:, None] + [0, 1]).ravel()])
-        assert len(s3.requests) == 2  # near ones are read together
+        assert len(s3.requests) == 4  # near ones are read together, and so are their checksums
 
     def test_a_large_file_that_fails_does_not_appear(self, folder, s3, monkeypatch, hasty):
         monkeypatch.setattr(store, "PART_NBYTES", 5 << 20)
@@ -519,6 +520,7 @@ class TestNames:
         run = spore_dask.fit(blobs(), tmp_path / "deep" / "out", n_workers=0, keep="all")
         path = tmp_path / "deep" / "out" / f"result-{run.id}" / "summary.json"
         summary = json.loads(path.read_text())
+        del summary["crc32"]
         summary["stages"]["scan"]["name"] = "../../precious"
         path.write_text(json.dumps(summary))
         with pytest.raises(DamagedError, match="precious"):
@@ -563,6 +565,8 @@ class TestPickles:
     def test_in_files_are_refused(self, tmp_path):
         folder = Folder(str(tmp_path))
         np.save(tmp_path / "x.npy", np.array([Bomb()]), allow_pickle=True)
+        content = (tmp_path / "x.npy").read_bytes()
+        (tmp_path / "x.npy").write_bytes(content + zlib.crc32(content).to_bytes(4, "little"))
         with pytest.raises(DamagedError, match="not one of numbers"):
             folder.read_array("x")
 
