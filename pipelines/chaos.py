@@ -40,7 +40,7 @@ import spore_dask
 from pipelines.graphs import crowded, write_zarr
 
 N_WORKERS = 2
-MOST_ATTEMPTS = 8
+MOST_ATTEMPTS = 6
 ATTEMPT_SECONDS = 300.0
 """After this time a driver counts as hung."""
 START_SECONDS = 60.0
@@ -204,15 +204,20 @@ class Driver:
 
     def _listen(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                self.said = line.strip() or self.said
-                continue
-            self._hear(event["kind"], event["stage"])
-            if event["kind"] == "stage-end":
-                self.durations[event["stage"]] = float(event["seconds"])
+        with self.process.stderr as lines:
+            for line in lines:
+                self._take(line)
+
+    def _take(self, line: str) -> None:
+        """Hear one line."""
+        try:
+            event = json.loads(line)
+        except ValueError:
+            self.said = line.strip() or self.said
+            return
+        self._hear(event["kind"], event["stage"])
+        if event["kind"] == "stage-end":
+            self.durations[event["stage"]] = float(event["seconds"])
 
 
 @dataclasses.dataclass
@@ -332,6 +337,8 @@ class Outcome:
     """Whether `verify` found nothing, at last."""
     lied: bool = False
     """Whether a call that failed left a finished result."""
+    said: str = ""
+    """The last sentence of a call that failed."""
 
     @property
     def passed(self) -> bool:
@@ -350,6 +357,7 @@ def fit_until_done(
         outcome.codes.append(code)
         fault.over(site, out)
         if code != 0:
+            outcome.said = driver.said
             outcome.lied |= is_finished(out)
             continue
         outcome.equal = np.array_equal(spore_dask.open_run(out).labels[...], labels)
@@ -479,7 +487,7 @@ def _print(number: int, fault: Fault, outcome: Outcome, seconds: float) -> None:
     hit = fault.hit or "not hit: the stage did not come"
     print(
         f"{number + 1:>3}  {fault.kind:<10}{fault.stage:<16}{hit}; exit codes {calls}; {said}; "
-        f"{seconds:.0f} s",
+        f"{seconds:.0f} s" + ("" if outcome.passed else f"; {outcome.said}"),
         flush=True,
     )
 

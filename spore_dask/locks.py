@@ -34,7 +34,7 @@ PAUSE_SECONDS = 0.01, 0.2
 """Least and most time until two that have met try again."""
 
 _held: dict[str, tuple[int, Lock]] = {}  # by folder: the thread that holds it, and the lock
-_left: set[str] = set()  # locks of this process that a store, while it failed, did not remove
+_left: set[str] = set()  # locks of this process that nobody holds, but that could not be removed
 
 
 @contextlib.contextmanager

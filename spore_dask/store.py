@@ -897,16 +897,23 @@ def _cut(parts: list[Part]) -> Iterator[Part]:
 def _merged(parts: Iterator[Part]) -> Iterator[list[Part]]:
     """Put parts together that follow each other closely in a file, and go into one request."""
     group: list[Part] = []
+    end = 0
     for path, start, nbytes in parts:
         if group:
-            before, begin, end = group[0][0], group[0][1], group[-1][1] + group[-1][2]
-            fits = start + nbytes - begin <= PART_NBYTES
-            if not (path == before and 0 <= start - end <= GAP_NBYTES and fits):
+            before, begin, _ = group[0]
+            fits = max(end, start + nbytes) - begin <= PART_NBYTES
+            if not (path == before and begin <= start <= end + GAP_NBYTES and fits):
                 yield group
                 group = []
+        end = max(end, start + nbytes) if group else start + nbytes
         group.append((path, start, nbytes))
     if group:
         yield group
+
+
+def _end_of(group: list[Part]) -> int:
+    """Return where parts that go into one request end."""
+    return max(start + nbytes for _, start, nbytes in group)
 
 
 def _batches(groups: Iterator[list[Part]]) -> Iterator[list[list[Part]]]:
@@ -914,7 +921,7 @@ def _batches(groups: Iterator[list[Part]]) -> Iterator[list[list[Part]]]:
     batch: list[list[Part]] = []
     nbytes = 0
     for group in groups:
-        more = group[-1][1] + group[-1][2] - group[0][1]
+        more = _end_of(group) - group[0][1]
         if batch and (nbytes + more > PART_NBYTES or len(batch) == RANGES_AT_ONCE):
             yield batch
             batch, nbytes = [], 0
@@ -928,7 +935,7 @@ def _fetch(files: Any, groups: list[list[Part]], url: str) -> list[bytes]:
     """Ask for some ranges at once; for those that fail again, one by one."""
     paths = [group[0][0] for group in groups]
     firsts = [group[0][1] for group in groups]
-    lasts = [group[-1][1] + group[-1][2] for group in groups]
+    lasts = [_end_of(group) for group in groups]
     found = patiently(lambda: files.cat_ranges(paths, firsts, lasts, on_error="return"), url)
     for i, part in enumerate(found):
         if isinstance(part, Exception) or len(part) != lasts[i] - firsts[i]:
@@ -1029,8 +1036,11 @@ class Source:
         if self.identity is not None:
             return 0, 0
         array = _open_zarr(self.url)
-        n_stored = patiently(lambda: array.nchunks_initialized, self.url)
-        return max(0, array.nchunks - n_stored), array.nchunks
+        sizes = array.shards or array.chunks
+        n_chunks = math.prod(-(-n // size) for n, size in zip(self.shape, sizes, strict=True))
+        names = (name.rsplit("/", 1)[-1] for name in _find(self.url))
+        n_stored = sum(name[-1:].isdigit() for name in names)  # others are about the array
+        return max(0, n_chunks - n_stored), n_chunks
 
     def fingerprint(self) -> str:
         """Return a hash of the names, sizes and times of the files that the array is made of.

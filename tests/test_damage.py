@@ -333,11 +333,17 @@ class TestSource:
         shutil.copy2(kept, chunk)
         np.testing.assert_array_equal(fit(path, tmp_path / "out", **OPTIONS).labels[...], labels)
 
-    def test_chunks_that_are_not_there_are_told(self, tmp_path):
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [({}, "2 of the 4"), ({"zarr_format": 2}, "2 of the 4"), ({"shards": (5000, 2)}, "1 of")],
+    )
+    def test_chunks_that_are_not_there_are_told(self, tmp_path, options, told):
         path = tmp_path / "x.zarr"
-        data = np.concatenate([crowd(), np.zeros((5000, 2), np.float32)])
-        zarr.create_array(str(path), data=data, chunks=(2500, 2))
-        with pytest.warns(UserWarning, match="2 of the 4 chunks of .* are not stored"):
+        zeros = np.zeros((5000, 2), np.float32)
+        zarr.create_array(
+            str(path), data=np.concatenate([crowd(5000), zeros]), chunks=(2500, 2), **options
+        )
+        with pytest.warns(UserWarning, match=f"{told}.* chunks of .* are not stored"):
             build_graph(path, tmp_path / "out", 5, n_workers=0)
 
     def test_a_copy_is_checked(self, tmp_path):
