@@ -5,9 +5,9 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 PYTEST := --numprocesses 2
-PACKAGES := chromium iproute2 slurm-wlm
+PACKAGES := chromium iproute2 munge openssl slurm-wlm
 
-.PHONY: demo test test-all lint check-python system-packages pictures bench-phases bench-graphs bench-fits bench-choices clean
+.PHONY: demo test test-all lint check-python system-packages pictures bench-phases bench-graphs bench-fits bench-choices bench-chaos clean
 
 demo: .venv/ready
 	$(BIN)/spore-dask demo
@@ -46,6 +46,10 @@ bench-choices: .venv/ready
 # The whole run: equality, bytes read, memory, speed against peers, scaling, estimates, tune, predict.
 bench-fits: .venv/ready .venv-peer/ready
 	$(BIN)/python -m pipelines.fits --peer-python .venv-peer/bin/python $(PARTS)
+
+# Fits that random faults hit, called again until they are done.
+bench-chaos: .venv/ready
+	$(BIN)/python -m pipelines.chaos $(PARTS)
 
 pictures: .venv/ready
 	$(BIN)/python docs/pictures.py
