@@ -27,6 +27,15 @@ LAYERS = [
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+STORE = [
+    {"files", "checksums"},
+    {"disks", "objects", "zarrs"},
+    {"npy", "plain"},
+    {"rows"},
+    {"folders"},
+    {"sources"},
+    {"__init__"},
+]
 PURE = [
     "errors",
     "params",
@@ -69,6 +78,17 @@ def test_imports_go_downwards():
             below = rest.split(".")[0]
             if package == "spore_dask" and below in LEVEL and below != top:
                 assert LEVEL[below] < LEVEL[top], f"{path.name} imports {name}"
+
+
+def test_imports_inside_the_store_go_downwards():
+    level = {name: number for number, names in enumerate(STORE) for name in names}
+    paths = sorted((PACKAGE / "store").glob("*.py"))
+    assert {path.stem for path in paths} == set(level)
+    for path in paths:
+        for name in imported_names(path):
+            if name.startswith("spore_dask.store"):
+                below = name.removeprefix("spore_dask.store").lstrip(".") or "__init__"
+                assert level[below] < level[path.stem], f"{path.name} imports {name}"
 
 
 def test_pure_modules_know_no_io():

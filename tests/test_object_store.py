@@ -17,7 +17,7 @@ import s3fs
 import zarr
 
 import spore_dask
-from spore_dask import memory, patience, store
+from spore_dask import memory, patience
 from spore_dask.cli.running import exit_code
 from spore_dask.errors import (
     DamagedError,
@@ -30,6 +30,9 @@ from spore_dask.errors import (
 from spore_dask.inputs import find_input
 from spore_dask.patience import patiently
 from spore_dask.store import Folder, address, open_source
+from spore_dask.store.checksums import file_checksum
+from spore_dask.store.files import find_files
+from spore_dask.store.zarrs import PatientStore
 from tests.object_store import FaultyStore
 
 SECRETS = {
@@ -49,7 +52,7 @@ def server():
             patch.setenv(name, value)
         boto3.client("s3").create_bucket(Bucket="bucket")
         yield faulty
-    store._find_files.cache_clear()
+    find_files.cache_clear()
     s3fs.S3FileSystem.clear_instance_cache()
 
 
@@ -238,7 +241,7 @@ class TestRuns:
         folder.write_zarr("x.zarr", blobs(), 500)
         source, secret = f"{folder.url}/x.zarr", "given-by-hand"
         files = s3fs.S3FileSystem(key="AKIAGIVEN", secret=secret, endpoint_url=s3.url)
-        place = store._PatientStore(files, path=source.removeprefix("s3://"))
+        place = PatientStore(files, path=source.removeprefix("s3://"))
         array = zarr.open_array(place, mode="r")
         found = find_input(array, None, folder.child("out"))
         assert found == find_input(source, None, folder.child("out"))
@@ -275,7 +278,7 @@ class TestFolders:
         assert not folder.exists()
 
     def test_large_files_go_in_parts(self, folder, s3, monkeypatch):
-        monkeypatch.setattr(store, "PART_NBYTES", 5 << 20)
+        monkeypatch.setattr("spore_dask.store.objects.PART_NBYTES", 5 << 20)
         array = np.random.default_rng(0).random((1700, 1000))
         s3.calm()
         folder.write_array("x", array)
@@ -291,7 +294,7 @@ class TestFolders:
         assert len(s3.requests) == 4  # near ones are read together, and so are their checksums
 
     def test_a_large_file_that_fails_does_not_appear(self, folder, s3, monkeypatch, hasty):
-        monkeypatch.setattr(store, "PART_NBYTES", 5 << 20)
+        monkeypatch.setattr("spore_dask.store.objects.PART_NBYTES", 5 << 20)
 
         def stop(method, path):
             s3.is_down |= "partNumber=2" in path
@@ -389,12 +392,12 @@ class TestPatience:
             folder.exists("a.json")
 
     def test_a_store_that_hangs_has_failed(self, folder, s3, monkeypatch, hasty):
-        store._find_files.cache_clear()
-        monkeypatch.setattr(store, "TIMEOUT_SECONDS", 0.05)
+        find_files.cache_clear()
+        monkeypatch.setattr("spore_dask.store.files.TIMEOUT_SECONDS", 0.05)
         s3.rate, s3.faults = 1.0, ("slow",)
         with pytest.raises(StoreError, match="imeout"):
             folder.read_json("a.json")
-        store._find_files.cache_clear()
+        find_files.cache_clear()
 
     def test_refusals_are_told_at_once(self, s3, folder, monkeypatch):
         monkeypatch.setattr("time.sleep", None)
@@ -564,7 +567,7 @@ class TestPickles:
         folder = Folder(str(tmp_path))
         np.save(tmp_path / "x.npy", np.array([Bomb()]), allow_pickle=True)
         content = (tmp_path / "x.npy").read_bytes()
-        (tmp_path / "x.npy").write_bytes(content + store._checksum_bytes(content))
+        (tmp_path / "x.npy").write_bytes(content + file_checksum(content))
         with pytest.raises(DamagedError, match="not one of numbers"):
             folder.read_array("x")
 

@@ -1,0 +1,173 @@
+"""Rows of numbers in files of plain bytes, read row by row, and Zarr arrays of such chunks.
+
+The checksums of rows are beside them, in `checks/`, one for each block of a few rows. Memory: the
+rows, and those of the same blocks; writing makes no copy of rows that lie one behind the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spore_dask.store.checksums import CHECKSUM_NBYTES, block_rows, checksums_of_blocks
+from spore_dask.store.plain import PlainFolder
+
+CHECKS = "checks"
+"""Folder of the checksums of files of rows, beside these."""
+
+
+class Pieces(NamedTuple):
+    """Rows of files: an entry for each run of them in one file."""
+
+    files: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+    """The first row in the file."""
+    lasts: NDArray[np.int64]
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Return the number of rows of each."""
+        return self.lasts - self.firsts
+
+
+@dataclasses.dataclass(frozen=True)
+class RowFiles:
+    """Rows of numbers in files of plain bytes, one file behind the other."""
+
+    folder: PlainFolder
+    names: tuple[str, ...]
+    starts: NDArray[np.int64]
+    """The first row of each file, and the number of rows."""
+    row_shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of a row."""
+        return math.prod(self.row_shape) * self.dtype.itemsize
+
+    def read(self, first: int, last: int) -> NDArray[Any]:
+        """Read the rows [first, last)."""
+        return self.read_ranges(np.array([first]), np.array([last]))
+
+    def read_ranges(
+        self,
+        firsts: NDArray[np.int64],
+        lasts: NDArray[np.int64],
+        into: NDArray[Any] | None = None,
+    ) -> NDArray[Any]:
+        """Read the rows of some ranges, one behind the other, into an array if one is given.
+
+        Whole blocks are read, since they are compared with their checksums.
+        """
+        n_rows = int((lasts - firsts).sum())
+        found = np.empty((n_rows, *self.row_shape), self.dtype) if into is None else into[:n_rows]
+        wanted = self._pieces(firsts, lasts)
+        whole = self._whole_blocks(wanted)
+        sizes = whole.sizes()
+        if np.array_equal(wanted.sizes(), sizes):
+            self._read(whole, found)
+            return found
+        rows = np.empty((int(sizes.sum()), *self.row_shape), self.dtype)
+        self._read(whole, rows)
+        starts = np.cumsum(sizes) - sizes + wanted.firsts - whole.firsts
+        ends = np.cumsum(wanted.sizes())
+        for start, n_here, end in zip(starts, wanted.sizes(), ends, strict=True):
+            found[end - n_here : end] = rows[start : start + n_here]
+        return found
+
+    def _pieces(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> Pieces:
+        """Return what ranges of rows are made of."""
+        firsts, lasts = firsts[firsts < lasts], lasts[firsts < lasts]
+        files = np.searchsorted(self.starts, firsts, side="right") - 1
+        if (lasts > self.starts[files + 1]).any():  # cut them where files end
+            bounds = [
+                np.unique(np.clip(self.starts, first, last))
+                for first, last in zip(firsts, lasts, strict=True)
+            ]
+            firsts = np.concatenate([cuts[:-1] for cuts in bounds])
+            lasts = np.concatenate([cuts[1:] for cuts in bounds])
+            files = np.searchsorted(self.starts, firsts, side="right") - 1
+        return Pieces(files, firsts - self.starts[files], lasts - self.starts[files])
+
+    def _whole_blocks(self, pieces: Pieces) -> Pieces:
+        """Return the blocks that rows lie in."""
+        step, n_rows = block_rows(self.row_nbytes), np.diff(self.starts)[pieces.files]
+        lasts = np.minimum(-(-pieces.lasts // step) * step, n_rows)
+        return Pieces(pieces.files, pieces.firsts // step * step, lasts)
+
+    def _read(self, pieces: Pieces, into: NDArray[Any]) -> None:
+        """Fill an array with whole blocks, compared with their checksums."""
+        content = into.reshape(-1).view(np.uint8)
+        nbytes = pieces.sizes() * self.row_nbytes
+        names = [self.names[file] for file in pieces.files.tolist()]
+        starts = (pieces.firsts * self.row_nbytes).tolist()
+        self.folder.read_parts(list(zip(names, starts, nbytes.tolist(), strict=True)), content.data)
+        step = block_rows(self.row_nbytes)
+        n_blocks = -(-pieces.sizes() // step)
+        wrong = checksums_of_blocks(content, nbytes, self.row_nbytes) != self._known(
+            pieces.files, pieces.firsts // step, n_blocks
+        )
+        if wrong.any():
+            piece = np.searchsorted(np.cumsum(n_blocks), np.argmax(wrong), side="right")
+            raise self.folder.damaged("file", names[int(piece)], "a checksum is wrong")
+
+    def _known(
+        self, files: NDArray[np.int64], firsts: NDArray[np.int64], n_blocks: NDArray[np.int64]
+    ) -> NDArray[np.uint32]:
+        """Return the checksums of some runs of blocks.
+
+        They are small: of runs that ascend in a file, those between are read along.
+        """
+        if not len(files):
+            return np.empty(0, np.uint32)
+        lasts = firsts + n_blocks
+        apart = (files[1:] != files[:-1]) | (firsts[1:] < lasts[:-1])
+        group = np.append(0, np.cumsum(apart))
+        begins = np.flatnonzero(np.append(True, apart))
+        ends = np.append(begins[1:], len(files)) - 1
+        sizes = lasts[ends] - firsts[begins]
+        found = np.empty(int(sizes.sum()), np.uint32)
+        parts = [
+            (f"{CHECKS}/{self.names[file]}", CHECKSUM_NBYTES * first, CHECKSUM_NBYTES * size)
+            for file, first, size in zip(
+                files[begins].tolist(), firsts[begins].tolist(), sizes.tolist(), strict=True
+            )
+        ]
+        self.folder.read_parts(parts, found.view(np.uint8).data)
+        starts = (np.cumsum(sizes) - sizes - firsts[begins])[group] + firsts
+        before = np.cumsum(n_blocks) - n_blocks
+        return found[np.repeat(starts - before, n_blocks) + np.arange(int(n_blocks.sum()))]
+
+
+@dataclasses.dataclass(frozen=True)
+class RowArray(RowFiles):
+    """A Zarr array whose chunks are rows without compression: files of plain bytes."""
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of a chunk, but for the last one."""
+        return int(self.starts[1])
+
+    def write(self, first: int, rows: NDArray[Any]) -> None:
+        """Write the chunk that begins with row `first`."""
+        file = int(np.searchsorted(self.starts, first))
+        if self.starts[file] != first or self.starts[file + 1] != first + len(rows):
+            raise ValueError(f"rows [{first}, {first + len(rows)}) are not one whole chunk")
+        data = np.ascontiguousarray(rows, self.dtype.newbyteorder("<"))
+        write_rows(self.folder, self.names[file], data, self.chunk_rows - len(rows))
+
+
+def write_rows(folder: PlainFolder, name: str, rows: NDArray[Any], n_missing: int = 0) -> None:
+    """Write rows as plain bytes, for `RowFiles`, and beside them their checksums.
+
+    Zeros take the place of `n_missing` further rows.
+    """
+    content = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+    row_nbytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
+    checksums = checksums_of_blocks(content, np.array([len(content)]), row_nbytes)
+    folder.write_bytes(f"{CHECKS}/{name}", checksums.view(np.uint8).data)
+    folder.write_bytes(name, content.data, bytes(n_missing * row_nbytes))
