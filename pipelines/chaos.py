@@ -43,6 +43,8 @@ N_WORKERS = 2
 MOST_ATTEMPTS = 6
 ATTEMPT_SECONDS = 300.0
 """After this time a driver counts as hung."""
+LONGEST_DELAY = 0.5
+"""Seconds into a stage at most; the first run, whose stages are timed, compiles in some of them."""
 START_SECONDS = 60.0
 LEFT_NBYTES = 4096
 """What a disk that is filled has left."""
@@ -336,7 +338,7 @@ class Outcome:
     whole: bool = False
     """Whether `verify` found nothing, at last."""
     lied: bool = False
-    """Whether a call that failed left a finished result."""
+    """Whether a call that failed left a result that says it is finished, and is not."""
     said: str = ""
     """The last sentence of a call that failed."""
 
@@ -358,7 +360,7 @@ def fit_until_done(
         fault.over(site, out)
         if code != 0:
             outcome.said = driver.said
-            outcome.lied |= is_finished(out)
+            outcome.lied |= is_finished(out) and not is_whole(out, labels)
             continue
         outcome.equal = np.array_equal(spore_dask.open_run(out).labels[...], labels)
         try:
@@ -378,6 +380,15 @@ def is_finished(out: str) -> bool:
     except spore_dask.InputError:
         return False
     return True
+
+
+def is_whole(out: str, labels: NDArray[Any]) -> bool:
+    """Tell whether a result is what it says: a driver may be killed after its last write."""
+    try:
+        spore_dask.verify(out)
+    except spore_dask.DamagedError:
+        return False
+    return np.array_equal(spore_dask.open_run(out).labels[...], labels)
 
 
 def remove_what_is_named(sentence: str) -> None:
@@ -461,7 +472,7 @@ def chaos(folder: Path, options: argparse.Namespace) -> bool:
         for number in range(options.runs):
             kind = kinds[number % len(kinds)] if options.runs <= len(kinds) else dice.choice(kinds)
             stage = dice.choice(sorted(durations))
-            delay = dice.uniform(0, durations[stage])
+            delay = dice.uniform(0, min(durations[stage], LONGEST_DELAY))
             fault = Fault(kind, stage, delay, random.Random(dice.random()))
             started = time.perf_counter()
             outcome = run_once(site, number, fault, far, labels, 3 * nbytes)

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from spore_dask.engine import open_engine
-from spore_dask.errors import DamagedError, InputError, ParameterError
+from spore_dask.errors import InputError, ParameterError
 from spore_dask.formats.ids import Ids, open_ids
 from spore_dask.formats.matrix import ranges, readable, require
 from spore_dask.predictions import POINTER, Prediction
 from spore_dask.progress import as_consumer
-from spore_dask.runs import Run, open_run
+from spore_dask.runs import Run, open_run, read_published
 from spore_dask.store import PARTIAL, Folder, address
 
 BLOCK_ROWS = 1 << 18
@@ -129,19 +129,9 @@ class Table:
         ids = None if self.ids is None else _in_blocks(self.ids)
         for first, last in ranges(self.n_rows, BLOCK_ROWS):
             numbers = np.arange(first, last) if ids is None else next(ids)
-            values = [_read(array, first, last) for array in self.columns.values()]
+            values = [read_published(array, first, last) for array in self.columns.values()]
             arrays = [pyarrow.array(column) for column in values]
             yield pyarrow.record_batch([pyarrow.array(numbers), *arrays], schema=schema)
-
-
-def _read(array: Any, first: int, last: int) -> Any:
-    """Read some rows of what was published."""
-    try:
-        return np.asarray(array[first:last])
-    except Exception as error:  # whatever a decoder makes of damaged bytes
-        raise DamagedError(
-            f"The labels at {str(array.store)!r} cannot be read ({error}): fit, or predict, again."
-        ) from error
 
 
 def _in_blocks(ids: Ids) -> Iterator[Any]:
@@ -187,7 +177,7 @@ def _write_npy(path: str, table: Table, done: Callable[[], None]) -> None:
     with open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, about)
         for first, last in ranges(table.n_rows, BLOCK_ROWS):
-            file.write(np.ascontiguousarray(_read(labels, first, last)).data)
+            file.write(np.ascontiguousarray(read_published(labels, first, last)).data)
             done()
 
 

@@ -53,12 +53,13 @@ def locked(folder: Folder, name: str) -> Iterator[Lock]:
         yield lock
         return
     lock = Lock(folder, name)
-    lock.acquire()
-    _held[folder.url] = threading.get_ident(), lock
     try:
+        lock.acquire()
+        _held[folder.url] = threading.get_ident(), lock
         yield lock
     finally:
-        del _held[folder.url]
+        if _held.get(folder.url, (None, None))[1] is lock:
+            del _held[folder.url]
         lock.release()
 
 
@@ -108,8 +109,11 @@ class Lock:
                 if not self._others():
                     break
                 self._folder.remove(self._file)
-            except StoreError:
-                _left.add(self._file)
+            except BaseException as error:
+                _left.add(self._file)  # it may be there, and nobody will hold it
+                if not isinstance(error, StoreError):
+                    with contextlib.suppress(Exception):
+                        self._folder.remove(self._file)
                 raise
             time.sleep(random.uniform(*PAUSE_SECONDS))
         self._thread.start()
@@ -117,6 +121,8 @@ class Lock:
     def release(self) -> None:
         """Let others have the lock."""
         self._ended.set()
+        if self._thread.ident is None:  # it was never held
+            return
         self._thread.join()
         try:
             self._folder.remove(self._file)

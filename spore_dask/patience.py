@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from spore_dask.errors import DeniedError, SporeError, StoreError
+from spore_dask.errors import DeniedError, InputError, SporeError, StoreError
 
 N_TRIES = 6
 FIRST_WAIT_SECONDS = 0.25
@@ -59,6 +59,7 @@ DENIED_NAMES = {
     "DefaultCredentialsError",
     "ClientAuthenticationError",
 }
+REFUSED_NAMES = {"ParamValidationError"}
 """Classes by name: their libraries are loaded only where they are used."""
 LOGGER = logging.getLogger(__name__)
 ResultType = TypeVar("ResultType")
@@ -66,8 +67,8 @@ ResultType = TypeVar("ResultType")
 
 def hide(text: str) -> str:
     """Return a text without what might be secret in the addresses in it."""
-    text = re.sub(r"://[^/@\s]*@", "://***@", text)
-    return re.sub(r"(://[^\s?#'\"]*)[?#][^\s'\"]*", r"\1?***", text)
+    text = re.sub(r"://[^\s'\"]*@", "://***@", text)
+    return re.sub(r"(://[^?#'\"]*)[?#][^\s'\"]*", r"\1?***", text)
 
 
 def waits_between() -> Iterator[float]:
@@ -90,6 +91,10 @@ def wait_after(error: Exception, waits: Iterator[float], url: str) -> float:
             f"Access to {hide(url)!r} was refused ({reason}): every process needs credentials in "
             "its environment that may read, write, list and delete there, and a clock that is "
             "right; then the same call continues."
+        ) from None
+    if _is_any(chain, REFUSED_NAMES):
+        raise InputError(
+            f"{hide(url)!r} is not an address of a store ({reason}): check it."
         ) from None
     if not _is_transient(chain):
         raise error

@@ -20,6 +20,7 @@ from spore_dask.coordinates import Learned, Transform
 from spore_dask.engine import Engine
 from spore_dask.errors import InputError
 from spore_dask.graph import FORMAT, Graph
+from spore_dask.healing import healed
 from spore_dask.inputs import Input, find_input
 from spore_dask.jobs import place_of_run
 from spore_dask.memory import Shape
@@ -83,7 +84,8 @@ def predict(
         data = find_input(source, component, folder, least_rows=1)
         fitted.check(data)
         task = Task(fitted, folder, data)
-        found = task.finished()
+        with healed(folder, task.result.name):
+            found = task.finished()
         if found is None:
             with opened(
                 folder,

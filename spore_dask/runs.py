@@ -17,7 +17,14 @@ import zarr
 from numpy.typing import NDArray
 
 from spore_dask.clusters import NOISE, Thresholds
-from spore_dask.errors import BusyError, DamagedError, InputError, SporeError
+from spore_dask.errors import (
+    BusyError,
+    DamagedError,
+    DeniedError,
+    InputError,
+    SporeError,
+    StoreError,
+)
 from spore_dask.locks import locked
 from spore_dask.params import one_of
 from spore_dask.shards import ARRAYS, GraphRows, Longer
@@ -221,6 +228,29 @@ def _read_rows(files: RowFiles) -> int:
     return int(files.starts[-1]) * files.row_nbytes
 
 
+def read_published(array: zarr.Array[Any], first: int, last: int) -> NDArray[Any]:
+    """Read some rows of what was published, or raise `DamagedError`."""
+    try:
+        values = np.asarray(array[first:last])
+    except (StoreError, DeniedError):
+        raise
+    except Exception as error:  # whatever a decoder makes of damaged bytes
+        raise _unreadable(array, str(error)) from error
+    kind = values.dtype.kind
+    missing = np.isnan(values) if kind == "f" else values == np.iinfo(values.dtype).min
+    if missing.any():
+        raise _unreadable(array, f"some of the rows {first} to {last - 1} are missing")
+    return values
+
+
+def _unreadable(array: zarr.Array[Any], why: str) -> DamagedError:
+    place = str(array.store_path).removeprefix("file://")
+    return DamagedError(
+        f"What was published at {place!r} is damaged ({why})",
+        remedy="remove the folder that it is in, and fit, or predict, again",
+    )
+
+
 def _damaged(run: Run, what: str, place: str = "") -> DamagedError:
     """Say what is damaged in a run, and which folders are to be removed to make it anew."""
     stage = stage_of(run.folder, place) or run.result.name
@@ -316,6 +346,9 @@ def remove_stage(folder: Folder) -> int:
 
     What says that it, or a task of it, is done goes first: a half of it would be taken as whole.
     """
+    if folder.is_link:  # not ours: what it leads to stays
+        folder.remove()
+        return 0
     nbytes = folder.nbytes()
     for name in sorted(folder.names(), key=(SUMMARY, "graph.json", MARKER).__contains__)[::-1]:
         if name.startswith("receipts-") or name.endswith(".json"):

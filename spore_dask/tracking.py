@@ -14,7 +14,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from spore_dask.errors import InputError, ParameterError
+from spore_dask.errors import DamagedError, InputError, ParameterError
 from spore_dask.locks import is_lock
 from spore_dask.processes import is_alive, this_process
 from spore_dask.progress import Consumer, Event
@@ -149,13 +149,22 @@ def read_records(folder: Folder) -> list[dict[str, Any]]:
     The state is "running" only if the process is still there, or was heard of a moment ago.
     """
     names = [name for name in folder.names() if name.startswith(PREFIX) and name.endswith(".json")]
-    found = [folder.read_json(name) for name in names]
+    found = [_read(folder, name) for name in names]
     records = [record for record in found if record and record.get("version") == VERSION]
     for record in records:
         if record["state"] == RUNNING and not _is_alive(record):
             record["state"] = STOPPED
             record["text"] = f"process {record['pid']} on {record['host']} is no longer there"
     return sorted(records, key=lambda record: float(record["updated"]))
+
+
+def _read(folder: Folder, name: str) -> dict[str, Any] | None:
+    """Read a record; one that is damaged says nothing."""
+    try:
+        record: dict[str, Any] | None = folder.read_json(name)
+    except DamagedError:
+        return None
+    return record
 
 
 def _is_alive(record: dict[str, Any]) -> bool:

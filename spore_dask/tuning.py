@@ -25,6 +25,7 @@ from spore_dask.engine import Engine
 from spore_dask.errors import LimitError, ParameterError
 from spore_dask.fitting import Fit
 from spore_dask.graph import FORMAT, Graph
+from spore_dask.healing import healed
 from spore_dask.inputs import Input, check_unchanged, labels_of_rows
 from spore_dask.jobs import Job, find_job, place_of_run
 from spore_dask.judging import Judgement, Votes, judge
@@ -127,7 +128,8 @@ cache_limit, client, n_workers, progress, keep
         )
         fixed = {name: value for name, value in params.items() if value is not None}
         search = find_search(job, fixed, space, int(n_trials), int(sample), y)
-        found = search.finished() if resume else None
+        with healed(job.folder, search.folder.name):
+            found = search.finished() if resume else None
         if found is None:
             with opened(
                 job.folder,

@@ -20,13 +20,18 @@ from spore_dask import (
     InputError,
     LimitError,
     build_graph,
+    clean,
+    export_labels,
     fit,
     open_run,
+    predict,
+    report,
     tune,
     verify,
 )
 from spore_dask.kernels.checks import block_checksums
 from spore_dask.store import Folder, RowFiles
+from spore_dask.tracking import read_records
 from tests import naive
 
 N_POINTS = 3000
@@ -293,6 +298,58 @@ def test_a_damaged_summary_is_made_anew(source, labels, tmp_path):
     with pytest.raises(DamagedError, match=r"'result-.*' is removed; call again"):
         fit(source, tmp_path / "out", **OPTIONS)
     assert fit_until_done(source, tmp_path / "out", labels) == []
+
+
+@pytest.mark.parametrize("harm", ["flip", "remove"])
+def test_readers_of_a_result_notice(source, tmp_path, harm):
+    run = fit(source, tmp_path / "out", **OPTIONS)
+    chunk = Path(run.result.url, "labels", "c", "0")
+    chunk.unlink() if harm == "remove" else flip(chunk)
+    with pytest.raises(DamagedError, match=r"labels' is damaged .*: remove the folder"):
+        export_labels(run, tmp_path / "labels.csv")
+    assert "labels&#39; is damaged" in Path(report(run, tmp_path / "page.html")).read_text()
+    if harm == "flip":
+        with pytest.raises(ValueError, match="checksum"):  # whoever reads it with Zarr
+            run.labels[...]
+
+
+def test_a_damaged_prediction_is_made_anew(source, tmp_path):
+    run = fit(source, tmp_path / "out", **OPTIONS)
+    first = predict(run, source, tmp_path / "new", n_workers=0)
+    flip(next((tmp_path / "new").glob("prediction-*/summary.json")))
+    with pytest.raises(DamagedError, match=r"'prediction-.*' is removed; call again"):
+        predict(run, source, tmp_path / "new", n_workers=0)
+    again = predict(run, source, tmp_path / "new", n_workers=0)
+    np.testing.assert_array_equal(again.labels[...], first.labels[...])
+
+
+def test_a_damaged_choice_is_made_anew(source, tmp_path):
+    options = {"n_trials": 3, "n_workers": 0}
+    first = tune(source, tmp_path / "out", **options)
+    flip(next((tmp_path / "out").glob("tuning-*/chosen.json")))
+    with pytest.raises(DamagedError, match=r"'tuning-.*' is removed; call again"):
+        tune(source, tmp_path / "out", **options)
+    assert tune(source, tmp_path / "out", **options).best_params == first.best_params
+
+
+def test_a_damaged_record_says_nothing(tmp_path):
+    folder = Folder(str(tmp_path))
+    folder.write_bytes("progress-fit-a.json", b"{")
+    assert read_records(folder) == []
+
+
+def test_what_a_link_leads_to_stays(source, tmp_path):
+    run = fit(source, tmp_path / "out", **OPTIONS)
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "done.json").write_text("{}")
+    (tmp_path / "out" / "scan-link").symlink_to(precious)
+    summary = run.result.read_json("summary.json")
+    summary["stages"]["scan"]["name"] = "scan-link"
+    run.result.write_json("summary.json", summary)
+    clean(open_run(run.path), keep="labels")
+    assert (precious / "done.json").exists()
+    assert not (tmp_path / "out" / "scan-link").exists()
 
 
 def test_results_of_others_are_not_removed(source, tmp_path):

@@ -228,10 +228,13 @@ def test_a_robbed_fit_stops(tmp_path, quick):
 
 
 FIT = """
-import sys
+import pathlib, sys, time
 import spore_dask
+def wait(event):
+    while event.stage == "neighbors" and not pathlib.Path(sys.argv[3]).exists():
+        time.sleep(0.05)
 try:
-    run = spore_dask.fit(sys.argv[1], sys.argv[2], n_workers=1)
+    run = spore_dask.fit(sys.argv[1], sys.argv[2], n_workers=1, progress=wait)
 except spore_dask.BusyError as error:
     print(error)
     sys.exit(7)
@@ -239,10 +242,16 @@ except spore_dask.BusyError as error:
 
 
 def test_of_two_drivers_one_is_refused_and_nothing_is_damaged(tmp_path):
-    x = blobs_and_shapes(20_000)[0]
-    zarr.create_array(str(tmp_path / "x.zarr"), data=x, chunks=(5000, 2))
-    arguments = [sys.executable, "-c", FIT, str(tmp_path / "x.zarr"), str(tmp_path / "out")]
-    drivers = [subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    x = blobs_and_shapes(5000)[0]
+    zarr.create_array(str(tmp_path / "x.zarr"), data=x, chunks=(1000, 2))
+    places = [str(tmp_path / name) for name in ("x.zarr", "out", "go")]
+    drivers = [
+        subprocess.Popen([sys.executable, "-c", FIT, *places], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    while all(driver.poll() is None for driver in drivers):  # whoever is first waits for the other
+        time.sleep(0.05)
+    (tmp_path / "go").touch()
     texts = [driver.communicate(timeout=300)[0] for driver in drivers]
     assert sorted(driver.returncode for driver in drivers) == [0, 7], texts
     [refusal] = [text for text in texts if text]
@@ -251,6 +260,22 @@ def test_of_two_drivers_one_is_refused_and_nothing_is_damaged(tmp_path):
     verify(run)
     np.testing.assert_array_equal(run.labels[:], fit(x, n_workers=0).labels[:])
     assert not lock_files(Folder(str(tmp_path / "out")))
+
+
+def test_an_interrupt_while_it_is_taken_leaves_no_lock(folder, monkeypatch):
+    write = Folder.write_json
+
+    def interrupted(self, name, value):
+        write(self, name, value)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Folder, "write_json", interrupted)
+    with pytest.raises(KeyboardInterrupt), locked(folder, "mine"):
+        pass
+    monkeypatch.undo()
+    assert lock_files(folder) == []
+    with locked(folder, "mine"):
+        pass
 
 
 def test_clean_waits_for_nobody(tmp_path, holder, folder):

@@ -438,6 +438,9 @@ class TestAddresses:
         "url",
         [
             "s3://AKIAKEY:sesame@bucket/x.zarr",
+            "s3://AKIAKEY:se/sa/sesame@bucket/x.zarr",
+            "sftp://me:se/sesame@host/x.zarr",
+            "https://host/x y?sesame",
             "s3://sesame@bucket/x.zarr",
             "https://me:sesame@host/x.zarr",
             "sftp://me:sesame@host/x.zarr",

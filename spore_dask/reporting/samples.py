@@ -26,7 +26,7 @@ from spore_dask.graph import Graph
 from spore_dask.inputs import check_unchanged
 from spore_dask.partitions import sample_rows
 from spore_dask.points import CACHE, Points
-from spore_dask.runs import Run
+from spore_dask.runs import Run, read_published
 from spore_dask.store import Folder, Source, open_source
 from spore_dask.tasks import MARKER
 
@@ -236,7 +236,7 @@ def _take(array: zarr.Array[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
     found = np.empty(len(rows), array.dtype)
     for first in np.unique(rows // step).tolist():
         part = slice(*np.searchsorted(rows, (first * step, (first + 1) * step)))
-        values = np.asarray(array[first * step : (first + 1) * step])
+        values = read_published(array, first * step, (first + 1) * step)
         found[part] = values[rows[part] - first * step]
     return found
 
@@ -245,7 +245,8 @@ def count_provenance(run: Run) -> dict[int, int]:
     """Return how many points have each provenance: -1 noise, 0 skeleton, r a round."""
     array, counts = run.provenance, np.zeros(1, np.int64)
     for first in range(0, array.shape[0], array.chunks[0]):
-        here = np.bincount(np.asarray(array[first : first + array.chunks[0]]).astype(np.int64) + 1)
+        values = read_published(array, first, first + array.chunks[0])
+        here = np.bincount(values.astype(np.int64) + 1)
         counts = np.pad(counts, (0, max(0, len(here) - len(counts))))
         counts[: len(here)] += here
     return {i - 1: n for i, n in enumerate(counts.tolist()) if n}

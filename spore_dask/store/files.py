@@ -53,8 +53,8 @@ def address(path: str | os.PathLike[str]) -> str:
         text = text.removeprefix("file://")
     if "://" not in text:
         return os.path.abspath(os.path.expanduser(text))
-    for protocol, who, rest in re.findall(r"([\w+.-]*)://([^/@]*@)?([^:]*)", text):
-        if who and (":" in who or protocol in FIRST_PART_MAY_BE_SECRET):
+    for protocol, rest in re.findall(r"([\w+.-]*)://(.*?)(?=::|$)", text):
+        if _has_secret(protocol, rest):
             raise InputError(
                 f"The address {hide(text)!r} has a name or a password in it, which would be kept "
                 "with the run: leave them out, and put credentials into the environment of every "
@@ -66,6 +66,16 @@ def address(path: str | os.PathLike[str]) -> str:
                 "without any of them, and put credentials into the environment of every process."
             )
     return text.rstrip("/") if not text.endswith("://") else text
+
+
+def _has_secret(protocol: str, rest: str) -> bool:
+    """Tell whether an address may have a name or a password; those of S3 often have a slash."""
+    first = rest.partition("/")[0]
+    port = first.partition(":")[2]
+    has_password = bool(port) and not port.isdecimal()
+    if protocol in FIRST_PART_MAY_BE_SECRET:
+        return "@" in first or has_password
+    return "@" in rest and has_password
 
 
 def _protocol(url: str) -> str:

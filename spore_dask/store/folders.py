@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import zarr
 from numpy.typing import NDArray
+from zarr.codecs import Crc32cCodec, ZstdCodec
 
 from spore_dask.errors import DamagedError
 from spore_dask.patience import patiently
@@ -127,7 +128,8 @@ class Folder(PlainFolder):
     ) -> None:
         """Write a Zarr array for users: compressed, in chunks of rows; what was there goes.
 
-        What is missing later reads as `fill_value`.
+        Chunks have a checksum, so that any reader notices damage. What is missing later reads as
+        `fill_value`.
         """
         with room_for(self.child(name).url, array.nbytes):
             zarr.create_array(
@@ -136,6 +138,7 @@ class Folder(PlainFolder):
                 dtype=array.dtype,
                 chunks=(max(1, min(chunk_rows, len(array))), *array.shape[1:]),
                 fill_value=fill_value,
+                compressors=[ZstdCodec(), Crc32cCodec()],
                 zarr_format=3,
                 overwrite=True,
                 config={"write_empty_chunks": True},

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
 from typing import Any, Self
 
 from spore_dask.errors import DamagedError
@@ -50,6 +51,11 @@ class PlainFolder:
     def is_local(self) -> bool:
         """Whether this is on a disk that this machine has mounted."""
         return is_local(self._files[0])
+
+    @property
+    def is_link(self) -> bool:
+        """Whether this is a link on a local disk, which may lead anywhere."""
+        return self.is_local and os.path.islink(self._place())
 
     def _place(self, name: str = "") -> str:
         """Return the path of something in this folder, or of the folder, on its file system."""
@@ -168,5 +174,5 @@ class PlainFolder:
         return DamagedError(
             f"The {kind} {name!r} in {self.url!r} is damaged ({why})",
             place=self.child(name).url,
-            remedy="remove its stage's folder and run again",
+            remedy="remove its stage's folder, or itself if it is in none, and run again",
         )
