@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from spore_dask.predictions import Prediction
     from spore_dask.reporting import report
     from spore_dask.runs import Run, clean, open_run, verify
+    from spore_dask.store import Folder
     from spore_dask.tuning import tune
     from spore_dask.tunings import Tuning, open_tuning
 
@@ -41,6 +42,7 @@ __all__ = [
     "ClusterError",
     "DamagedError",
     "DeniedError",
+    "Folder",
     "FullDiskError",
     "Graph",
     "InputError",
@@ -98,6 +100,7 @@ _HOMES = {
     "predictions": ["Prediction"],
     "reporting": ["report"],
     "runs": ["Run", "clean", "open_run", "verify"],
+    "store": ["Folder"],
     "tuning": ["tune"],
     "tunings": ["Tuning", "open_tuning"],
 }

@@ -62,14 +62,16 @@ def dying(write):
             os.kill(os.getpid(), signal.SIGKILL)
         return found
     return do
-Place.write, Place.create_labels = dying(Place.write), dying(Place.create_labels)
+Place.write, Place.append_labels = dying(Place.write), dying(Place.append_labels)
 commands.commands(sys.argv[3:])
 """
 """Runs a job that is killed before or after it writes something."""
 IMPATIENT = """
 import sys
-from pipelines.jobs import commands, places
-places.WAITS_SECONDS = (0.0,)
+import spore_dask
+from pipelines.jobs import commands
+from spore_dask import patience
+patience.FIRST_WAIT_SECONDS = 0.0
 commands.commands(sys.argv[1:])
 """
 """Runs a job that does not wait long for a store."""
@@ -653,7 +655,7 @@ def test_what_was_damaged_is_told(days, tmp_path):
     with pytest.raises(spore_dask.DamagedError, match="its labels are not those"):
         last.verify()
     for pointer in ({"run": "../../elsewhere"}, {"run": "2026-11-01-000000000000"}, ["x"]):
-        output.write("latest.json", pointer)
+        (tmp_path / "out" / "latest.json").write_text(json.dumps(pointer))
         result = invoke("refresh", file, "--date", "2026-11-02")
         assert result.exit_code == 5, result.stderr
     (tmp_path / "out" / "latest.json").write_text("{")
@@ -723,7 +725,7 @@ def test_a_refresh_from_and_to_an_object_store(bucket, days, tmp_path):
 
 @pytest.mark.parametrize(
     ("credentials", "code", "said"),
-    [(SECRET, 6, "does not answer"), (None, 3, "give credentials that may")],
+    [(SECRET, 6, "make sure that it can be reached"), (None, 3, "needs credentials in")],
 )
 def test_a_store_that_cannot_be_reached(credentials, code, said, folder):
     pytest.importorskip("s3fs")

@@ -26,6 +26,7 @@ from pipelines.jobs.places import Place, chunks_of
 POINTER = "latest.json"
 DOCUMENT = "published.json"
 CLUSTERS = "clusters.json"
+LABELS = "labels"
 FOLDER, RUNS, PREDICTIONS, REFUSED = "published", "runs", "predictions", "refused"
 VERSION = 1
 NAME = re.compile(r"(\d{4}-\d{2}-\d{2}(?:T\d{4})?)-[0-9a-f]{12}")
@@ -48,7 +49,7 @@ class Published:
     @property
     def labels(self) -> zarr.Array[Any]:
         """Zarr int32 array (N,): the number of each row's cluster, -1 for noise."""
-        return self.place.open_labels("labels")
+        return self.place.open_array(LABELS)
 
     @property
     def clusters(self) -> list[dict[str, Any]]:
@@ -144,12 +145,12 @@ def write_published(
     """
     place = output.child(FOLDER).child(name)
     place.remove(DOCUMENT)
-    target = place.create_labels("labels", labels.shape[0], labels.chunks[0])
+    place.remove(LABELS)
     numbers = np.array([*(one["number"] for one in clusters), NOISE], np.int32)
     checksums, n_noise = [], 0
-    for rows, found in chunks_of(labels):
+    for _, found in chunks_of(labels):
         stable = numbers[found]  # noise is -1, so the last
-        place.write_rows(target, rows, stable)
+        place.append_labels(LABELS, stable)
         checksums.append(zlib.crc32(stable.data))
         n_noise += int((found == NOISE).sum())
     place.write(CLUSTERS, {"version": VERSION, "clusters": clusters})
@@ -175,7 +176,7 @@ def move_pointer(published: Published) -> None:
     pointer = {
         "version": VERSION,
         "run": published.name,
-        "labels": f"{FOLDER}/{published.name}/labels",
+        "labels": f"{FOLDER}/{published.name}/{LABELS}",
         "sequence": published.document["sequence"],
     }
     published.output.write(POINTER, pointer)

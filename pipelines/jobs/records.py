@@ -19,7 +19,7 @@ import click
 
 import spore_dask
 from pipelines.jobs.documents import Job
-from pipelines.jobs.places import Place, address, without_secrets
+from pipelines.jobs.places import Place, without_secrets
 from spore_dask.cli import TIME_FORMAT, Voice, consumer_of, exit_code
 
 RUNNING, DONE, FAILED = "running", "done", "failed"
@@ -30,7 +30,7 @@ class Work:
 
     def __init__(self, job: Job, voice: Voice, name: str) -> None:
         self.job = job
-        self.output = Place(address(job.output))
+        self.output = Place.at(job.output)
         self.progress = consumer_of(job.progress, voice.quiet)
         self._quiet = voice.quiet
         self._file = f"job-{name}.json"
