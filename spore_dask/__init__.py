@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spore_dask.api import fit
     from spore_dask.clustering import cluster_graph
-    from spore_dask.engine import connect
+    from spore_dask.engine import check_cluster, connect
     from spore_dask.errors import (
         BusyError,
         ClusterError,
@@ -55,6 +55,7 @@ __all__ = [
     "StoreError",
     "Tuning",
     "build_graph",
+    "check_cluster",
     "clean",
     "cluster_graph",
     "connect",
@@ -76,7 +77,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "api": ["fit"],
     "clustering": ["cluster_graph"],
-    "engine": ["connect"],
+    "engine": ["check_cluster", "connect"],
     "errors": [
         "BusyError",
         "ClusterError",

@@ -182,6 +182,11 @@ def move_pointer(published: Published) -> None:
     published.output.write(POINTER, pointer)
 
 
+def _order(published: Published) -> tuple[str, int]:
+    """Return what orders runs from old to new: where all began anew, the sequence did too."""
+    return published.date, int(published.document["sequence"])
+
+
 def prune(output: Place, keep_runs: int, newest: Published) -> list[str]:
     """Remove all but some published runs and what they were made from; return their names.
 
@@ -190,7 +195,7 @@ def prune(output: Place, keep_runs: int, newest: Published) -> list[str]:
     names = [name for name in output.child(FOLDER).names() if NAME.fullmatch(name)]
     opened = [open_published(output, name) for name in names]
     known = {one.name: one for one in opened if one is not None}
-    ranked = sorted(known, key=lambda name: -int(known[name].document["sequence"]))
+    ranked = sorted(known, key=lambda name: _order(known[name]), reverse=True)
     kept = {newest.name, *[name for name in ranked if name != newest.name][: keep_runs - 1]}
     oldest = min(date_of(name) for name in kept)
     removed = []
