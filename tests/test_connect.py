@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import distributed
@@ -172,7 +173,7 @@ def test_a_scheduler_that_comes_later_is_waited_for(tmp_path):
         scheduler.terminate()
         scheduler.wait()
         port = address.rpartition(":")[2]
-        timer = threading.Timer(2, lambda: processes.worker(processes.scheduler(port)[1]))
+        timer = threading.Timer(2, lambda: processes.worker(processes.scheduler(port=port)[1]))
         timer.start()
         with (
             dask.config.set({"distributed.comm.timeouts.connect": "300ms"}),
