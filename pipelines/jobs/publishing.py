@@ -144,8 +144,8 @@ def write_published(
         What the last document says beside counts and checksums.
     """
     place = output.child(FOLDER).child(name)
-    place.remove(DOCUMENT)
-    place.remove(LABELS)
+    place.remove(DOCUMENT)  # what says that it is whole, first
+    place.remove()
     numbers = np.array([*(one["number"] for one in clusters), NOISE], np.int32)
     checksums, n_noise = [], 0
     for _, found in chunks_of(labels):

@@ -329,6 +329,10 @@ def _class(section: dict[str, Any]) -> Start:
         options["security"] = security
     for name in {"dashboard_address", "worker_dashboard_address"} & _keywords(make):
         options.setdefault(name, LOOPBACK)
+    try:
+        inspect.signature(make).bind(**options)
+    except TypeError as error:
+        raise _not_liked(make, error) from None
 
     def start(stack: contextlib.ExitStack) -> Cluster:
         cluster = _start(stack, make, options)
@@ -366,24 +370,33 @@ def _start(stack: contextlib.ExitStack, make: Any, options: Mapping[str, Any]) -
     """Start a cluster that is closed with the stack; say what it does not like."""
     import dask
 
-    name = getattr(make, "__qualname__", repr(make))
     try:
         with dask.config.set(SCHEDULER_CONFIG):
             cluster = make(**options)
     except SporeError:
         raise
     except (TypeError, ValueError) as error:
-        raise ParameterError(
-            f"{name} cannot start with what the cluster section says ({one_line(error)}): change "
-            "it, or what it leads to."
-        ) from error
+        raise _not_liked(make, error) from error
     except Exception as error:
         raise ClusterError(
-            f"{name} could not be started ({type(error).__name__}: {one_line(error)}): look at "
-            "its scheduler, and call again."
+            f"{_name_of(make)} could not be started ({type(error).__name__}: {one_line(error)}): "
+            "look at its scheduler, and call again."
         ) from error
     stack.callback(cluster.close)
     return cluster
+
+
+def _name_of(make: Any) -> str:
+    """Return the name of a class of clusters."""
+    return str(getattr(make, "__qualname__", repr(make)))
+
+
+def _not_liked(make: Any, error: Exception) -> ParameterError:
+    """Return what to raise about options that a class of clusters does not take."""
+    return ParameterError(
+        f"{_name_of(make)} cannot start with what the cluster section says ({one_line(error)}): "
+        "change it, or what it leads to."
+    )
 
 
 def one_line(error: BaseException) -> str:
