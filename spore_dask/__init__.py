@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from spore_dask.predictions import Prediction
     from spore_dask.reporting import report
     from spore_dask.runs import Run, clean, open_run, verify
-    from spore_dask.store import Folder
+    from spore_dask.store import Folder, open_source
     from spore_dask.tuning import tune
     from spore_dask.tunings import Tuning, open_tuning
 
@@ -65,6 +65,7 @@ __all__ = [
     "hold",
     "import_data",
     "open_run",
+    "open_source",
     "open_tuning",
     "plan_graph",
     "predict",
@@ -101,7 +102,7 @@ _HOMES = {
     "predictions": ["Prediction"],
     "reporting": ["report"],
     "runs": ["Run", "clean", "open_run", "verify"],
-    "store": ["Folder"],
+    "store": ["Folder", "open_source"],
     "tuning": ["tune"],
     "tunings": ["Tuning", "open_tuning"],
 }

@@ -104,11 +104,11 @@ def check_last(job: Job, last: Published | None) -> None:
             f"{last.date} on."
         )
     source, known = address(job.input), _fitted(last).summary["n_columns"]
-    plan = spore_dask.plan_graph(source, address(job.output), component=job.component)
-    if plan.shape.n_columns != known:
+    _, n_columns = spore_dask.open_source(source, job.component).shape
+    if n_columns != known:
         raise spore_dask.InputError(
-            f"The input {source!r} has {plan.shape.n_columns} columns, but {last.name} was fitted "
-            f"on {known}: give the same columns, or another output."
+            f"The input {source!r} has {n_columns} columns, but {last.name} was fitted on {known}: "
+            "give the same columns, or another output."
         )
 
 
