@@ -24,7 +24,7 @@ import spore_dask
 from pipelines.jobs import documents, drift, matching, publishing
 from pipelines.jobs.commands import JOB_EXIT_CODES, commands
 from pipelines.jobs.documents import KEYS, parameter_options, read_job
-from pipelines.jobs.places import Place, without_secrets
+from pipelines.jobs.places import MISSING_LABEL, Place, without_secrets
 from pipelines.jobs.tuning import best_document
 from spore_dask.cli import EXIT_CODES
 
@@ -757,6 +757,10 @@ def test_what_was_damaged_is_told(days, tmp_path):
     last = publishing.latest(output)
     labels = zarr.open_array(f"{last.place.url}/labels", mode="r+")
     labels[3] = labels[3] + 1
+    with pytest.raises(spore_dask.DamagedError, match="its labels are not those"):
+        last.verify()
+    Path(f"{last.place.url}/labels/c/0").unlink()
+    assert (last.labels[:10] == MISSING_LABEL).all()  # not a cluster, not noise
     with pytest.raises(spore_dask.DamagedError, match="its labels are not those"):
         last.verify()
     for pointer in ({"run": "../../elsewhere"}, {"run": "2026-11-01-000000000000"}, ["x"]):
