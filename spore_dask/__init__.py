@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spore_dask.api import fit
     from spore_dask.clustering import cluster_graph
-    from spore_dask.engine import connect
+    from spore_dask.engine import check_cluster, connect
     from spore_dask.errors import (
         BusyError,
         ClusterError,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from spore_dask.predictions import Prediction
     from spore_dask.reporting import report
     from spore_dask.runs import Run, clean, open_run, verify
+    from spore_dask.store import Folder, open_source
     from spore_dask.tuning import tune
     from spore_dask.tunings import Tuning, open_tuning
 
@@ -41,6 +42,7 @@ __all__ = [
     "ClusterError",
     "DamagedError",
     "DeniedError",
+    "Folder",
     "FullDiskError",
     "Graph",
     "InputError",
@@ -53,6 +55,7 @@ __all__ = [
     "StoreError",
     "Tuning",
     "build_graph",
+    "check_cluster",
     "clean",
     "cluster_graph",
     "connect",
@@ -62,6 +65,7 @@ __all__ = [
     "hold",
     "import_data",
     "open_run",
+    "open_source",
     "open_tuning",
     "plan_graph",
     "predict",
@@ -74,7 +78,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "api": ["fit"],
     "clustering": ["cluster_graph"],
-    "engine": ["connect"],
+    "engine": ["check_cluster", "connect"],
     "errors": [
         "BusyError",
         "ClusterError",
@@ -98,6 +102,7 @@ _HOMES = {
     "predictions": ["Prediction"],
     "reporting": ["report"],
     "runs": ["Run", "clean", "open_run", "verify"],
+    "store": ["Folder", "open_source"],
     "tuning": ["tune"],
     "tunings": ["Tuning", "open_tuning"],
 }

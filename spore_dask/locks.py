@@ -21,7 +21,7 @@ from typing import Any
 
 from spore_dask.errors import BusyError, DamagedError, StoreError
 from spore_dask.processes import is_alive, this_process
-from spore_dask.store import Folder, address
+from spore_dask.store import PARTIAL, Folder
 
 PREFIX = "lock-"
 BEAT_SECONDS = 10.0
@@ -56,11 +56,19 @@ def locked(folder: Folder, name: str) -> Iterator[Lock]:
     try:
         lock.acquire()
         _held[folder.url] = threading.get_ident(), lock
+        _sweep(folder)
         yield lock
     finally:
         if _held.get(folder.url, (None, None))[1] is lock:
             del _held[folder.url]
         lock.release()
+
+
+def _sweep(folder: Folder) -> None:
+    """Remove the half documents of a driver that was killed; stages see to their own files."""
+    for name in folder.names():
+        if name.endswith(PARTIAL) and not name.startswith(PREFIX):
+            folder.remove(name)
 
 
 def hold(
@@ -84,7 +92,7 @@ def hold(
         Its `check` raises `BusyError` if another process has taken over, because this one gave no
         sign of life for a minute.
     """
-    return locked(Folder(address(out)), name)
+    return locked(Folder.at(out), name)
 
 
 class Lock:

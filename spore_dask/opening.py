@@ -11,12 +11,11 @@ from typing import Any, Protocol, TypeVar
 
 from spore_dask.engine import Engine, open_engine
 from spore_dask.healing import healed
-from spore_dask.locks import PREFIX as LOCKS
 from spore_dask.locks import locked
 from spore_dask.points import CACHE
 from spore_dask.preflight import preflight
 from spore_dask.progress import Event, as_consumer
-from spore_dask.store import PARTIAL, Folder
+from spore_dask.store import Folder
 from spore_dask.tracking import Tracker
 
 
@@ -56,7 +55,6 @@ def opened(
     tracker = Tracker(folder, name, as_consumer(progress))
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(locked(folder, name))
-        _sweep(folder)
         stack.enter_context(tracker)
         stack.enter_context(healed(folder, name))
 
@@ -79,10 +77,3 @@ def opened(
             stack.enter_context(preflight(engine, folder, source, limit, folders))
         stack.callback(CACHE.clear)
         yield engine, plan
-
-
-def _sweep(folder: Folder) -> None:
-    """Remove the half documents of a driver that was killed; stages see to their own files."""
-    for name in folder.names():
-        if name.endswith(PARTIAL) and not name.startswith(LOCKS):
-            folder.remove(name)

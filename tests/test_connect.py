@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import distributed
@@ -164,12 +165,31 @@ def test_somebody_there_who_never_says_a_word():
         spore_dask.connect(f"tcp://127.0.0.1:{silent.getsockname()[1]}")
 
 
+def test_a_scheduler_that_comes_later_is_waited_for(tmp_path):
+    import dask
+
+    with Processes(tmp_path) as processes:
+        scheduler, address = processes.scheduler()
+        scheduler.terminate()
+        scheduler.wait()
+        port = address.rpartition(":")[2]
+        timer = threading.Timer(2, lambda: processes.worker(processes.scheduler(port=port)[1]))
+        timer.start()
+        with (
+            dask.config.set({"distributed.comm.timeouts.connect": "300ms"}),
+            spore_dask.connect({"kind": "address", "address": address, "wait": 60}) as client,
+        ):
+            assert client.submit(square, 3).result() == 9
+        timer.join()
+
+
 # Sections that are wrong
 
 WRONG = [
     (3, r"^cluster is 3, but it must be the address of a scheduler"),
     ({}, r"kind of the cluster is None, but it must be one of 'local', 'address', 'slurm'"),
     ({"kind": "slrum"}, r"did you mean 'slurm'\?"),
+    ({"kind": ["local"]}, r"kind of the cluster is \['local'\], but it must be one of"),
     ({"kind": "local", "workers": 2}, r"has the key 'workers', .* \(did you mean 'n_workers'\?\)"),
     ({"kind": "local", "n_workers": 0}, r"^n_workers is 0, but it must be"),
     ({"kind": "local", "memory_limit": "much"}, r"^memory_limit is 'much', but it must be"),
@@ -177,6 +197,10 @@ WRONG = [
     ({"kind": "address"}, r"^address is None, but it must be a text"),
     ({"kind": "address", "address": "tcp://x:1", "port": 1}, r"has the key 'port'"),
     ({"kind": "address", "address": "tls://x:1", "tls": {"ca": "a"}}, r"it must name three PEM"),
+    ({"kind": "slurm", "memory": 8}, r"^memory is 8, but it must be a text with a unit"),
+    ({"kind": "slurm", "memory": "much"}, r"^memory is 'much', but it must be"),
+    ({"kind": "slurm", "memory": "1GiB", "walltime": 43200}, r"^walltime is 43200, .* in quotes"),
+    ({"kind": "slurm", "memory": "1GiB", "cores": "two"}, r"^cores is 'two', but it must be"),
     ({"kind": "slurm", "memry": "1GiB"}, r"did you mean 'memory'\?"),
     ({"kind": "slurm"}, r"^cluster has no memory, but Slurm must know"),
     ({"kind": "slurm", "memory": "1GiB", "jobs": 0}, r"^jobs is 0, but it must be"),
@@ -190,8 +214,16 @@ WRONG = [
 
 @pytest.mark.parametrize(("section", "text"), WRONG)
 def test_wrong_sections_are_refused(section, text):
-    with pytest.raises(ParameterError, match=text):
-        spore_dask.connect(section)
+    for call in (spore_dask.check_cluster, spore_dask.connect):
+        with pytest.raises(ParameterError, match=text):
+            call(section)
+
+
+@pytest.mark.parametrize("section", [{"kind": "local", "n_workers": 1}, "tcp://127.0.0.1:1"])
+def test_checking_starts_nothing(section):
+    before = children(), psutil.Process().num_threads()
+    spore_dask.check_cluster(section)
+    assert (children(), psutil.Process().num_threads()) == before
 
 
 @pytest.mark.parametrize(
@@ -213,6 +245,14 @@ def test_tls_files_that_cannot_be_used(tmp_path):
         (tmp_path / name).write_text("no certificate")
     with pytest.raises(ParameterError, match="give PEM files that belong together"):
         spore_dask.connect(section)
+
+
+def test_tls_goes_with_an_address_that_says_so(monkeypatch):
+    from spore_dask.engine import kinds
+
+    monkeypatch.setattr(kinds, "_security", lambda tls: tls)  # no files needed
+    with pytest.raises(ParameterError, match=r"^address is 'tcp://x:1', but tls is given too"):
+        spore_dask.check_cluster({"kind": "address", "address": "tcp://x:1", "tls": {}})
 
 
 # Queues

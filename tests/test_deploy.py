@@ -620,7 +620,7 @@ def test_addresses_in_kubernetes_are_those_of_the_services():
 
 
 def test_nights_do_not_overlap_and_hopeless_jobs_are_not_tried_again():
-    from spore_dask.cli.running import EXIT_CODES
+    from pipelines.jobs.commands import JOB_EXIT_CODES
 
     spec = manifests("cronjob.yaml")[0]["spec"]
     assert spec["concurrencyPolicy"] == "Forbid"
@@ -630,7 +630,11 @@ def test_nights_do_not_overlap_and_hopeless_jobs_are_not_tried_again():
     rules = {rule["action"]: rule for rule in job["podFailurePolicy"]["rules"]}
     hopeless = rules["FailJob"]["onExitCodes"]
     assert hopeless["containerName"] == container["name"]
-    assert set(hopeless["values"]) <= set(EXIT_CODES) - {0, 5, 6, 7}
+    may_pass = {0, 5, 6, 7, *(code for code in JOB_EXIT_CODES if code > 128)}
+    assert set(hopeless["values"]) == set(JOB_EXIT_CODES) - may_pass
+    latest = job["activeDeadlineSeconds"] + spec["startingDeadlineSeconds"]
+    minute, hour = map(int, spec["schedule"].split()[:2])
+    assert hour * 3600 + minute * 60 + latest <= 24 * 3600, "a try would be of another day"
     labels = job["template"]["metadata"]["labels"]
     assert labels.get("dask.org/component") is None, "the operator would take it for its own"
     allowed = [p for p in manifests("network.yaml") if p["metadata"]["name"] == "spore-scheduler"]
@@ -643,29 +647,72 @@ def test_nights_do_not_overlap_and_hopeless_jobs_are_not_tried_again():
 # Jobs
 
 
-def shipped_jobs(folder):
-    """Every job file in deploy/, as a path."""
-    yield DEPLOY / "slurm/job.yaml"
-    yield DEPLOY / "compose/fit.yaml"
-    for name, text in manifests("job-config.yaml")[0]["data"].items():
-        (folder / name).write_text(text)
-        yield folder / name
+def shipped_jobs():
+    """Every job file in deploy/: the command that it is for, and its text."""
+    yield "fit", (DEPLOY / "slurm/job.yaml").read_text()
+    yield "refresh", (DEPLOY / "slurm/refresh.yaml").read_text()
+    yield "fit", (DEPLOY / "compose/fit.yaml").read_text()
+    data = manifests("job-config.yaml")[0]["data"]
+    (cron,) = manifests("cronjob.yaml")
+    drivers = (
+        manifests("job.yaml")[0]["spec"]["job"],
+        cron["spec"]["jobTemplate"]["spec"]["template"],
+    )
+    for driver in drivers:
+        command, path = driver["spec"]["containers"][0]["args"]
+        yield command, data.pop(path.removeprefix("/job/"))
+    assert not data
 
 
-def test_shipped_jobs_are_jobs(tmp_path):
+def test_shipped_jobs_are_jobs(certificates, tmp_path):
     from pipelines.jobs.documents import read_job
 
-    for path in shipped_jobs(tmp_path):
-        job = read_job(str(path), "fit")
+    folder, _ = certificates
+    names = {"/tls/ca.crt": "ca.pem", "/tls/tls.crt": "client.pem", "/tls/tls.key": "client.key"}
+    commands = []
+    for command, text in shipped_jobs():
+        for name, file in names.items():
+            text = text.replace(name, str(folder / file))
+        path = tmp_path / "job.yaml"
+        path.write_text(text.replace("/tls/", f"{folder}/"))
+        job = read_job(str(path), command, "2026-11-16")
         assert job.cluster["kind"] in ("slurm", "address")
         assert job.memory_limit
+        assert (command == "refresh") == ("2026-11-16" in job.input)
+        commands.append(command)
+    assert commands.count("refresh") == 2
 
 
-def test_memory_of_slurm_jobs():
-    job = yaml.safe_load((DEPLOY / "slurm/job.yaml").read_text())
+def test_jobs_in_pods_wait_for_pods_that_are_still_to_start():
+    for text in manifests("job-config.yaml")[0]["data"].values():
+        assert yaml.safe_load(text)["cluster"]["wait"] >= 600
+
+
+@pytest.mark.parametrize(
+    ("file", "script"), [("job.yaml", "fit.sbatch"), ("refresh.yaml", "scrontab")]
+)
+def test_memory_of_slurm_jobs(file, script):
+    job = yaml.safe_load((DEPLOY / "slurm" / file).read_text())
     limit = parse_bytes(job["cluster"]["memory"])
     assert parse_bytes(job["memory_limit"]) == limit
     assert kibi(job["cluster"]["job_mem"]) == limit + HEADROOM
+    text = (DEPLOY / "slurm" / script).read_text()
+    (booked,) = re.findall(r"^#(?:SBATCH|SCRON) --mem=(\S+)$", text, re.MULTILINE)
+    assert kibi(booked) == limit + HEADROOM, "of the driver"
+
+
+@pytest.mark.parametrize("date", [None, "2026-11-16"])
+def test_the_batch_script_passes_the_date_on(date, tmp_path):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "job.yaml").touch()
+    env = {**os.environ, "PYTHON": str(python), "COMMAND": "refresh"} | (
+        {"DATE": date} if date else {}
+    )
+    found = run(DEPLOY / "slurm/fit.sbatch", env=env, cwd=tmp_path)
+    expected = ["-m", "pipelines", "refresh", "job.yaml", *(["--date", date] if date else [])]
+    assert found.stdout.split("|")[:-1] == expected, found.stderr
 
 
 def test_scrontab_asks_for_what_the_batch_script_asks_for():
@@ -675,7 +722,8 @@ def test_scrontab_asks_for_what_the_batch_script_asks_for():
         kind: dict(re.findall(rf"^#{kind} --([\w-]+)=(\S+)$", text, re.MULTILINE))
         for kind, text in (("SBATCH", script), ("SCRON", "\n".join(lines)))
     }
-    differ = {"dependency", "output"}  # cron starts no second one; a log has no folder of its own
+    # Another job; cron starts no second one; a log has no folder of its own.
+    differ = {"job-name", "dependency", "output"}
     assert {n: v for n, v in asked["SBATCH"].items() if n not in differ} == {
         n: v for n, v in asked["SCRON"].items() if n not in differ
     }
@@ -684,6 +732,8 @@ def test_scrontab_asks_for_what_the_batch_script_asks_for():
     assert all(re.fullmatch(r"[\d*,/-]+", field) for field in fields[:5])
     assert fields[5] == "env"
     given = dict(word.split("=", 1) for word in fields[6:-1])
-    assert given.keys() == {"JOB", "SPORE", "PYTHON"}
+    assert given.keys() == {"COMMAND", "JOB", "SPORE", "PYTHON"}
+    assert given["COMMAND"] == "refresh"
+    assert (DEPLOY / "slurm" / Path(given["JOB"]).name).is_file()
     assert all(f"${{{name}:-" in script for name in given)
     assert fields[-1] == given["SPORE"] + "/deploy/slurm/fit.sbatch"

@@ -24,7 +24,8 @@ import spore_dask
 from pipelines.jobs import documents, drift, matching, publishing
 from pipelines.jobs.commands import JOB_EXIT_CODES, commands
 from pipelines.jobs.documents import KEYS, parameter_options, read_job
-from pipelines.jobs.places import Place, without_secrets
+from pipelines.jobs.places import MISSING_LABEL, Place, without_secrets
+from pipelines.jobs.tuning import best_document
 from spore_dask.cli import EXIT_CODES
 
 ROOT = Path(__file__).parents[1]
@@ -62,14 +63,15 @@ def dying(write):
             os.kill(os.getpid(), signal.SIGKILL)
         return found
     return do
-Place.write, Place.create_labels = dying(Place.write), dying(Place.create_labels)
+Place.write, Place.append_labels = dying(Place.write), dying(Place.append_labels)
 commands.commands(sys.argv[3:])
 """
 """Runs a job that is killed before or after it writes something."""
 IMPATIENT = """
 import sys
-from pipelines.jobs import commands, places
-places.WAITS_SECONDS = (0.0,)
+from pipelines.jobs import commands
+from spore_dask import patience
+patience.FIRST_WAIT_SECONDS = 0.0
 commands.commands(sys.argv[1:])
 """
 """Runs a job that does not wait long for a store."""
@@ -156,6 +158,18 @@ def bad_files():
     yield good + "parameters: {y: y.npy}", "no key 'parameters.y'"
     yield good + "cluster: 3", "cluster is 3"
     yield good + "cluster: {}", "cluster is {}"
+    yield good + "cluster: {kind: slrum}", "cluster: The kind of the cluster is 'slrum'"
+    yield good + "cluster: {kind: local, workers: 2}", "cluster: cluster has the key 'workers'"
+    yield good + "cluster: {kind: slurm, memory: 1GiB, walltime: 12:00:00}", "put it in quotes"
+    yield (
+        good + "cluster: {kind: address, address: tls://a:1, tls: {ca: a, cert: b, key: c}}",
+        ("cluster: tls has ca 'a', but that file cannot be read"),
+    )
+    yield "input: x.zarr\noutput: x.zarr", "output is 'x.zarr', but that is the input, or in it"
+    yield "input: ./x.zarr/\noutput: x.zarr/out", "output is 'x.zarr/out', but that is the input"
+    yield "input: s3://b/x\noutput: s3://b/x/", "that is the input, or in it"
+    yield "input: s3://key:hidden@b/x\noutput: out", "input: The address 's3://***@b/x' has"
+    yield "input: x.zarr\noutput: s3://key:hidden@b/x", "output: The address 's3://***@b/x' has"
     yield good + "cluster: {kind: local}\nparameters: {n_workers: 2}", "n_workers goes with local"
     yield good + "memory_limit: lots", "memory_limit is 'lots'"
     yield good + "memory_limit: 0", "memory_limit is 0"
@@ -207,8 +221,8 @@ def test_a_file_with_everything(tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text(
         "input: s3://bucket/{date}/x.zarr\noutput: out\ncomponent: a/b\nmemory_limit: 2GiB\n"
-        "cluster: {kind: slurm, jobs: 4, password: secret}\nprogress: json\nreport: r-{date}.html\n"
-        "keep: all\nlimits: {drift: 0.3}\nkeep_runs: 3\nleast_overlap: 0.5\n"
+        "cluster: {kind: slurm, jobs: 4, memory: 2GiB, account: secret}\nprogress: json\n"
+        "report: r-{date}.html\nkeep: all\nlimits: {drift: 0.3}\nkeep_runs: 3\nleast_overlap: 0.5\n"
         "parameters: {min_cluster_size: '60', z: 1.5, metric: cosine, seed: null}\n"
     )
     job = read_job(str(file), "refresh", "2026-11-16T0930")
@@ -221,6 +235,18 @@ def test_a_file_with_everything(tmp_path):
     assert publishing.date_of(job.run_name) == job.date
     assert job.asked()["cluster"] == "slurm"
     assert "secret" not in json.dumps(job.asked())
+
+
+def test_nulls_and_merged_keys(tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text("input: x.zarr\noutput: out\nreport:\nlimits: {drift: null}\n")
+    assert read_job(str(file), "refresh").limits == {}
+    file.write_text(
+        "input: x.zarr\noutput: out\ncluster:\n  kind: class\n  class: distributed.LocalCluster\n"
+        "  options:\n    worker_kwargs: &more {a: 1, b: 2}\n"
+        "    scheduler_kwargs: {<<: *more, b: 3}\n"
+    )
+    assert read_job(str(file), "fit").cluster["options"]["scheduler_kwargs"] == {"a": 1, "b": 3}
 
 
 def test_the_id_is_a_function_of_what_is_asked(folder):
@@ -237,7 +263,7 @@ def test_addresses_are_kept_without_secrets(tmp_path):
     assert without_secrets("s3://key:secret@bucket/x@y") == "s3://bucket/x@y"
     file = tmp_path / "job.yaml"
     graph = "parameters: {graph: 's3://key:hidden@bucket/g'}"
-    file.write_text(f"input: s3://key:hidden@bucket/x\noutput: s3://key:hidden@bucket/y\n{graph}")
+    file.write_text(f"input: s3://bucket/x\noutput: s3://bucket/y\n{graph}")
     assert "hidden" not in json.dumps(read_job(str(file), "fit").asked())
 
 
@@ -386,6 +412,42 @@ def test_fit_to_the_end_and_again(folder):
     assert "has changed since" in changed.stderr
 
 
+def test_a_report_that_is_asked_for_later_is_written(folder):
+    assert invoke("fit", write_job(folder)).exit_code == 0
+    (record,) = (folder / "out").glob("job-*.json")
+    for wanted in (True, str(folder / "r-{date}.html")):
+        file = write_job(folder, report=wanted)
+        again = invoke("fit", file, "--json", "--date", "2026-11-16")
+        assert json.loads(again.stdout)["done_before"]
+        report = Path(json.loads(record.read_text())["report"])
+        assert report.exists()
+    assert report == folder / "r-2026-11-16.html"
+    before = report.stat().st_mtime_ns
+    assert invoke("fit", file, "--date", "2026-11-16").exit_code == 0
+    assert report.stat().st_mtime_ns == before
+
+
+def test_a_record_that_names_no_run_is_of_no_finished_job(folder):
+    file = write_job(folder)
+    assert invoke("fit", file).exit_code == 0
+    (record,) = (folder / "out").glob("job-*.json")
+    known = json.loads(record.read_text())
+    del known["run"], known["crc32"]
+    record.write_text(json.dumps(known))
+    again = invoke("fit", file, "--json")
+    assert again.exit_code == 0, again.stderr
+    assert not json.loads(again.stdout)["done_before"]
+    assert json.loads(record.read_text())["run"]
+
+
+def test_what_killed_jobs_were_writing_is_removed(folder):
+    (folder / "out").mkdir()
+    half = folder / "out" / "job-x.json.0123.partial"
+    half.write_text("{")
+    with spore_dask.hold(folder / "out"):
+        assert not half.exists()
+
+
 def test_a_result_that_was_removed_is_made_again(folder):
     file = write_job(folder)
     assert invoke("fit", file).exit_code == 0
@@ -466,9 +528,12 @@ def test_a_fit_on_a_cluster_finds_the_same(folder):
     assert result.exit_code == 0, result.stderr
     expected = spore_dask.fit(folder / "x.zarr", folder / "expected", **QUICK)
     assert (spore_dask.open_run(folder / "out").labels[...] == expected.labels[...]).all()
-    wrong = invoke("fit", write_job(folder, cluster={"kind": "locl"}, parameters={}))
-    assert wrong.exit_code == 2
-    assert "'local'" in wrong.stderr
+    for more in ([], ["--dry-run"]):
+        file = write_job(folder, cluster={"kind": "locl"}, parameters={}, output="other")
+        wrong = invoke("fit", file, *more)
+        assert wrong.exit_code == 2
+        assert "did you mean 'local'?" in wrong.stderr
+        assert not (folder / "other").exists()
 
 
 # tune
@@ -491,6 +556,21 @@ def test_tune_writes_what_fit_accepts(folder):
     assert (labels[0] == labels[1]).all()
     again = invoke("tune", file, "--json")
     assert json.loads(again.stdout)["done_before"]
+
+
+def test_what_tune_writes_keeps_the_date_open(tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        f"input: {tmp_path}/x-{{date}}.zarr\noutput: {tmp_path}/out\ncomponent: a/{{date}}\n"
+        "report: s3://bucket/r-{date}.html\nparameters: {n_trials: 3, seed: 1}\n"
+    )
+    best = tmp_path / "best.yaml"
+    job = read_job(str(file), "tune", "2026-11-16")
+    best.write_text(best_document(job, {"z": 1.5, "metric": None}))
+    found = read_job(str(best), "refresh", "2026-11-17")
+    assert found.input == f"{tmp_path}/x-2026-11-17.zarr"
+    assert (found.component, found.report) == ("a/2026-11-17", "s3://bucket/r-2026-11-17.html")
+    assert found.parameters == {"seed": 1, "z": 1.5}
 
 
 def _ids(*documents):
@@ -562,9 +642,36 @@ def test_clusters_keep_their_numbers_over_three_days(days, tmp_path):
     assert (since[third["a"]], since[third["e"]]) == ("2026-11-01", "2026-11-03")
     again = invoke("refresh", file, "--date", date, "--json")
     assert (again.exit_code, json.loads(again.stdout)["done_before"]) == (0, True)
-    back = invoke("refresh", file, "--date", "2026-11-02")
-    assert back.exit_code == 2
-    assert "give a date from 2026-11-03 on" in back.stderr
+    for more in ([], ["--dry-run"]):
+        back = invoke("refresh", file, "--date", "2026-11-02", *more)
+        assert back.exit_code == 2
+        assert "give a date from 2026-11-03 on" in back.stderr
+
+
+def test_data_with_other_columns_is_refused_before_it_is_clustered(tmp_path):
+    file = refresh_job(tmp_path, tmp_path / "out")
+    write_points(tmp_path / "2026-11-01.zarr", [(0, 0), (2, 0)])
+    assert invoke("refresh", file, "--date", "2026-11-01").exit_code == 0
+    data = np.random.default_rng(0).standard_normal((500, 3))
+    zarr.create_array(tmp_path / "2026-11-02.zarr", data=data)
+    for more in ([], ["--dry-run"]):
+        result = invoke("refresh", file, "--date", "2026-11-02", *more)
+        assert result.exit_code == 3, result.stderr
+        assert "has 3 columns, but 2026-11-01-" in result.stderr
+    assert len(list((tmp_path / "out" / "runs").iterdir())) == 1
+
+
+def test_the_newest_runs_stay_also_after_all_began_anew(tmp_path):
+    output = Place(str(tmp_path))
+    dates = {"2026-11-01": 6, "2026-11-02": 7, "2026-11-03": 1, "2026-11-04": 2}
+    for date, sequence in dates.items():
+        name = f"{date}-0123456789ab"
+        output.child("published").child(name).write("published.json", {"sequence": sequence})
+    newest = publishing.open_published(output, name)
+    assert publishing.prune(output, 2, newest) == [
+        "2026-11-01-0123456789ab",
+        "2026-11-02-0123456789ab",
+    ]
 
 
 def test_the_same_rows_again_do_not_drift(days, tmp_path):
@@ -652,8 +759,12 @@ def test_what_was_damaged_is_told(days, tmp_path):
     labels[3] = labels[3] + 1
     with pytest.raises(spore_dask.DamagedError, match="its labels are not those"):
         last.verify()
+    Path(f"{last.place.url}/labels/c/0").unlink()
+    assert (last.labels[:10] == MISSING_LABEL).all()  # not a cluster, not noise
+    with pytest.raises(spore_dask.DamagedError, match="its labels are not those"):
+        last.verify()
     for pointer in ({"run": "../../elsewhere"}, {"run": "2026-11-01-000000000000"}, ["x"]):
-        output.write("latest.json", pointer)
+        (tmp_path / "out" / "latest.json").write_text(json.dumps(pointer))
         result = invoke("refresh", file, "--date", "2026-11-02")
         assert result.exit_code == 5, result.stderr
     (tmp_path / "out" / "latest.json").write_text("{")
@@ -723,7 +834,7 @@ def test_a_refresh_from_and_to_an_object_store(bucket, days, tmp_path):
 
 @pytest.mark.parametrize(
     ("credentials", "code", "said"),
-    [(SECRET, 6, "does not answer"), (None, 3, "give credentials that may")],
+    [(SECRET, 6, "make sure that it can be reached"), (None, 3, "needs credentials in")],
 )
 def test_a_store_that_cannot_be_reached(credentials, code, said, folder):
     pytest.importorskip("s3fs")

@@ -3,5 +3,5 @@
 `documents` reads and checks the file; `fitting`, `tuning` and `refreshing` do what it asks for,
 through the public names of spore_dask; `records` keeps what became of it; `matching` and `drift`
 compare today's clusters with the last ones; `publishing` holds what readers follow, and its
-pointer; `places` is the only module that knows files and Zarr; `commands` is the command line.
+pointer; `places` is how they are written and read; `commands` is the command line.
 """

@@ -63,6 +63,8 @@ class Job:
     """Of a refresh: published runs that stay; None for all."""
     least_overlap: float = LEAST_OVERLAP
     """Of a refresh: share of the points of two clusters that they have in common if they match."""
+    undated: dict[str, str] = dataclasses.field(default_factory=dict)
+    """The texts that may have `{date}` in them as the file has them, by key."""
 
     @property
     def id(self) -> str:
@@ -95,9 +97,9 @@ class Job:
         return {
             "job": self.kind,
             "date": self.date,
-            "input": without_secrets(address(self.input)),
+            "input": address(self.input),
             "component": self.component,
-            "output": without_secrets(address(self.output)),
+            "output": address(self.output),
             "parameters": _plain(self.parameters),
             "cluster": kind or ("address" if self.cluster else "local"),
             "memory_limit": self.memory_limit,
@@ -179,17 +181,18 @@ WITH_DATE = ("input", "output", "component", "report")
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """A safe loader that refuses a key that is there twice."""
+    """A safe loader that refuses a key that is there twice; what `<<` brings may be replaced."""
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """Return the mapping that a node is."""
-        names = [self.construct_object(key, deep=True) for key, _ in node.value]
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        """Return the node of a mapping, as it is written."""
+        node = super().compose_mapping_node(anchor)
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         twice = [name for i, name in enumerate(names) if name in names[:i]]
         if twice:
             raise yaml.MarkedYAMLError(
                 problem=f"the key {twice[0]!r} is there twice", problem_mark=node.start_mark
             )
-        return super().construct_mapping(node, deep)
+        return node
 
 
 def read_job(path: str, kind: str, date: str | None = None) -> Job:
@@ -216,17 +219,42 @@ def read_job(path: str, kind: str, date: str | None = None) -> Job:
         if found.get(name) is None:
             raise _bad(path, f"{name} is missing, but it must be {KEYS[name].text}")
     given = {name: value for name, value in found.items() if value is not None}
-    _check(path, "limits.", given.get("limits", {}), LIMITS)
+    limits = given.get("limits", {})
+    _check(path, "limits.", limits, LIMITS)
+    given["limits"] = {name: value for name, value in limits.items() if value is not None}
     given["parameters"] = _parameters(path, kind, given.get("parameters", {}))
     if "cluster" in given and "n_workers" in given["parameters"]:
         raise _bad(path, "parameters.n_workers goes with local workers, and cluster is given too")
     if kind == REFRESH and given.get("keep") == "labels":
         raise _bad(path, "keep is 'labels', but tomorrow's clusters are matched by predictions")
     date = checked_date(date)
-    for name in WITH_DATE:
-        if isinstance(given.get(name), str):
-            given[name] = _with_date(path, name, given[name], date)
-    return Job(kind, date, **given)
+    undated = {name: given[name] for name in WITH_DATE if isinstance(given.get(name), str)}
+    dated = {name: _with_date(path, name, text, date) for name, text in undated.items()}
+    _check_places(path, dated)
+    _check_cluster(path, given.get("cluster"))
+    return Job(kind, date, **{**given, **dated}, undated=undated)
+
+
+def _check_places(path: str, places: dict[str, str]) -> None:
+    """Refuse addresses with secrets, and an output that would be written into the input."""
+    found = {}
+    for name in sorted(set(places) - {"component"}):
+        try:
+            found[name] = address(places[name])
+        except spore_dask.InputError as error:
+            raise spore_dask.ParameterError(f"{path}: {name}: {error}") from None
+    if f"{found['output']}/".startswith(f"{found['input']}/"):
+        raise _bad(
+            path, f"output is {places['output']!r}, but that is the input, or in it: give another"
+        )
+
+
+def _check_cluster(path: str, cluster: Any) -> None:
+    """Refuse a cluster that cannot be made, before anything begins."""
+    try:
+        spore_dask.check_cluster(cluster)
+    except spore_dask.ParameterError as error:
+        raise spore_dask.ParameterError(f"{path}: cluster: {error}") from None
 
 
 def checked_date(date: str | None) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import spore_dask
 from pipelines.jobs.documents import Job
-from pipelines.jobs.places import address
+from pipelines.jobs.places import Place, address
 from pipelines.jobs.records import Work, workers
 from spore_dask.cli import Answer, Voice, run_answer
 
@@ -18,44 +18,39 @@ from spore_dask.cli import Answer, Voice, run_answer
 def fit_answer(job: Job, voice: Voice) -> Answer:
     """Do the job, or find it done; tell what it came to."""
     work = Work(job, voice, job.id)
-    run = _finished(work)
-    if run is not None:
+    source, out = address(job.input), work.output.url
+    if work.finished() is not None:
+        run = spore_dask.fit(source, out, **job.options)  # refuses data that has changed
+        if lacks_report(work, run):
+            with work.recorded():
+                finish(work, run)
         return told(work, run, done_before=True)
     with work.recorded():
-        work.say(f"run {job.id} begins, into {work.output.url}")
-        run = fit(work, work.output.url)
-        note_run(work, run)
-        write_report(work, run)
+        work.say(f"run {job.id} begins, into {out}")
+        with workers(job) as where:
+            run = spore_dask.fit(source, out, progress=work.progress, **where, **job.options)
+        finish(work, run)
     return told(work, run)
 
 
-def _finished(work: Work) -> spore_dask.Run | None:
-    """Return the run if it was finished before; refuse it if the data has changed since."""
-    known = work.finished()
-    if known is None:
-        return None
-    try:
-        spore_dask.open_run(work.output.url, known["run"]["id"])
-    except spore_dask.InputError:  # removed since
-        return None
-    return spore_dask.fit(address(work.job.input), work.output.url, **work.job.options)
-
-
-def fit(work: Work, out: str) -> spore_dask.Run:
-    """Cluster the input of a job into a folder."""
-    job = work.job
-    with workers(job) as where:
-        source = address(job.input)
-        return spore_dask.fit(source, out, progress=work.progress, **where, **job.options)
-
-
-def note_run(work: Work, run: spore_dask.Run) -> None:
-    """Keep what a run has found in the job's record."""
+def finish(work: Work, run: spore_dask.Run, **facts: Any) -> None:
+    """Note what was found for the job's record, and write the report."""
     found = {name: run.summary[name] for name in ("n_points", "n_noise", "n_clusters")}
-    work.note(run={"path": run.path, "id": run.id, **found})
+    work.note(run={"path": run.path, "id": run.id, **found}, **facts)
+    _write_report(work, run)
 
 
-def write_report(work: Work, run: spore_dask.Run) -> None:
+def lacks_report(work: Work, run: spore_dask.Run) -> bool:
+    """Tell whether a job that is done has no report where one is asked for now."""
+    wanted = work.job.report
+    if not wanted:
+        return False
+    default = f"{run.path}/report-{run.id}.html"
+    folder, _, name = address(wanted if isinstance(wanted, str) else default).rpartition("/")
+    return not Place(folder).exists(name)
+
+
+def _write_report(work: Work, run: spore_dask.Run) -> None:
     """Write the report of a run, if one is asked for; a run does not fail with it."""
     wanted = work.job.report
     if not wanted:

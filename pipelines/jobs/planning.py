@@ -11,6 +11,7 @@ import spore_dask
 from pipelines.jobs import publishing
 from pipelines.jobs.documents import REFRESH, Job
 from pipelines.jobs.places import Place, address
+from pipelines.jobs.refreshing import check_last
 from pipelines.jobs.tuning import ONLY_TUNE
 from spore_dask.cli import Answer, estimate_answer
 
@@ -21,6 +22,8 @@ def dry_answer(job: Job) -> Answer:
     """Check the input, and tell what a fit of it would take."""
     options = {name: value for name, value in job.options.items() if name not in NOT_ESTIMATED}
     source, out = address(job.input), address(job.output)
+    last = publishing.latest(Place(out)) if job.kind == REFRESH else None
+    check_last(job, last)
     found = estimate_answer(spore_dask.estimate(source, out, **{**_size_of(job), **options}))
     asked = job.asked()
     lines = [
@@ -30,7 +33,6 @@ def dry_answer(job: Job) -> Answer:
     ]
     document: dict[str, Any] = {"job_id": job.id, "asked": asked, "estimate": found.document}
     if job.kind == REFRESH:
-        last = publishing.latest(Place(out))
         document["latest"] = None if last is None else last.name
         lines.append(f"published last: {document['latest'] or 'nothing'}")
     return Answer(document, [*lines, "", *found.lines])

@@ -26,6 +26,7 @@ from pipelines.jobs.places import Place, chunks_of
 POINTER = "latest.json"
 DOCUMENT = "published.json"
 CLUSTERS = "clusters.json"
+LABELS = "labels"
 FOLDER, RUNS, PREDICTIONS, REFUSED = "published", "runs", "predictions", "refused"
 VERSION = 1
 NAME = re.compile(r"(\d{4}-\d{2}-\d{2}(?:T\d{4})?)-[0-9a-f]{12}")
@@ -48,7 +49,7 @@ class Published:
     @property
     def labels(self) -> zarr.Array[Any]:
         """Zarr int32 array (N,): the number of each row's cluster, -1 for noise."""
-        return self.place.open_labels("labels")
+        return self.place.open_array(LABELS)
 
     @property
     def clusters(self) -> list[dict[str, Any]]:
@@ -143,13 +144,13 @@ def write_published(
         What the last document says beside counts and checksums.
     """
     place = output.child(FOLDER).child(name)
-    place.remove(DOCUMENT)
-    target = place.create_labels("labels", labels.shape[0], labels.chunks[0])
+    place.remove(DOCUMENT)  # what says that it is whole, first
+    place.remove()
     numbers = np.array([*(one["number"] for one in clusters), NOISE], np.int32)
     checksums, n_noise = [], 0
-    for rows, found in chunks_of(labels):
+    for _, found in chunks_of(labels):
         stable = numbers[found]  # noise is -1, so the last
-        place.write_rows(target, rows, stable)
+        place.append_labels(LABELS, stable)
         checksums.append(zlib.crc32(stable.data))
         n_noise += int((found == NOISE).sum())
     place.write(CLUSTERS, {"version": VERSION, "clusters": clusters})
@@ -175,10 +176,15 @@ def move_pointer(published: Published) -> None:
     pointer = {
         "version": VERSION,
         "run": published.name,
-        "labels": f"{FOLDER}/{published.name}/labels",
+        "labels": f"{FOLDER}/{published.name}/{LABELS}",
         "sequence": published.document["sequence"],
     }
     published.output.write(POINTER, pointer)
+
+
+def _order(published: Published) -> tuple[str, int]:
+    """Return what orders runs from old to new: where all began anew, the sequence did too."""
+    return published.date, int(published.document["sequence"])
 
 
 def prune(output: Place, keep_runs: int, newest: Published) -> list[str]:
@@ -189,7 +195,7 @@ def prune(output: Place, keep_runs: int, newest: Published) -> list[str]:
     names = [name for name in output.child(FOLDER).names() if NAME.fullmatch(name)]
     opened = [open_published(output, name) for name in names]
     known = {one.name: one for one in opened if one is not None}
-    ranked = sorted(known, key=lambda name: -int(known[name].document["sequence"]))
+    ranked = sorted(known, key=lambda name: _order(known[name]), reverse=True)
     kept = {newest.name, *[name for name in ranked if name != newest.name][: keep_runs - 1]}
     oldest = min(date_of(name) for name in kept)
     removed = []

@@ -19,7 +19,7 @@ import click
 
 import spore_dask
 from pipelines.jobs.documents import Job
-from pipelines.jobs.places import Place, address, without_secrets
+from pipelines.jobs.places import Place, without_secrets
 from spore_dask.cli import TIME_FORMAT, Voice, consumer_of, exit_code
 
 RUNNING, DONE, FAILED = "running", "done", "failed"
@@ -30,12 +30,14 @@ class Work:
 
     def __init__(self, job: Job, voice: Voice, name: str) -> None:
         self.job = job
-        self.output = Place(address(job.output))
+        self.output = Place.at(job.output)
         self.progress = consumer_of(job.progress, voice.quiet)
         self._quiet = voice.quiet
         self._file = f"job-{name}.json"
         self._started = time.monotonic()
         self._facts: dict[str, Any] = {}
+        self.lock: Any = None
+        """The lock of the output, while it is held."""
 
     @property
     def seconds(self) -> float:
@@ -48,10 +50,20 @@ class Work:
             click.echo(f"{time.strftime(TIME_FORMAT)}{self.job.kind}: {text}", err=True)
 
     def finished(self) -> dict[str, Any] | None:
-        """Return what an earlier start has found, if it came to the end with this version."""
-        known = self.output.read(self._file) or {}
-        same = known.get("state") == DONE and known.get("version") == spore_dask.__version__
-        return known if same else None
+        """Return what an earlier start has noted, if it came to the end with this version.
+
+        None as well if the result was removed since, or if it is not known which one it is.
+        """
+        known = self.output.read(self._file)
+        same = {"state": DONE, "version": spore_dask.__version__}
+        if not isinstance(known, dict) or not same.items() <= known.items():
+            return None
+        run: Any = known.get("run")
+        try:
+            spore_dask.open_run(run["path"], run["id"])
+        except (spore_dask.InputError, TypeError, KeyError):
+            return None
+        return known
 
     def note(self, **facts: Any) -> None:
         """Add to what is kept of the job when it is done."""
@@ -69,7 +81,8 @@ class Work:
             except BaseException as error:
                 text = without_secrets(" ".join(str(error).split()))
                 ended = {"exit": exit_code(error), "error": text, "finished": _now()}
-                with contextlib.suppress(OSError):  # what happened first is what counts
+                # What happened first is what counts.
+                with contextlib.suppress(OSError, spore_dask.SporeError):
                     self._write(state=FAILED, started=began, **ended)
                 raise
             self._write(

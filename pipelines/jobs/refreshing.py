@@ -23,7 +23,7 @@ import numpy as np
 import spore_dask
 from pipelines.jobs import drift, matching, publishing
 from pipelines.jobs.documents import Job
-from pipelines.jobs.fitting import note_run, told, write_report
+from pipelines.jobs.fitting import finish, lacks_report, told
 from pipelines.jobs.places import address, chunks_of
 from pipelines.jobs.publishing import Published
 from pipelines.jobs.records import Work, workers
@@ -45,7 +45,7 @@ def refresh_answer(job: Job, voice: Voice) -> Answer:
     last = publishing.latest(work.output)
     if last is not None and last.name == job.run_name:
         return _told(work, _published_run(work, last), last, done_before=True)
-    _check_date(job, last)
+    check_last(job, last)
     with work.recorded():
         published, run = _refresh(work)
         _finish(work, published, run)
@@ -57,7 +57,7 @@ def _published_run(work: Work, last: Published) -> spore_dask.Run:
     run = _fitted(last)
     if last.document["package"] == spore_dask.__version__:  # refuse data that has changed
         run = spore_dask.fit(address(work.job.input), run.path, **work.job.options)
-    if work.finished() is None:
+    if work.finished() is None or lacks_report(work, run):
         with work.recorded():
             _finish(work, last, run)
     return run
@@ -66,9 +66,7 @@ def _published_run(work: Work, last: Published) -> spore_dask.Run:
 def _finish(work: Work, published: Published, run: spore_dask.Run) -> None:
     """Note what was found, write the report, and remove what is not to be kept."""
     job, output = work.job, work.output
-    note_run(work, run)
-    work.note(published=published.place.url)
-    write_report(work, run)
+    finish(work, run, published=published.place.url)
     output.child(publishing.PREDICTIONS).remove(job.run_name)
     output.child(publishing.REFUSED).remove(job.run_name)
     if job.keep_runs is not None:
@@ -80,7 +78,7 @@ def _refresh(work: Work) -> tuple[Published, spore_dask.Run]:
     """Fit, match, publish, and make readers see it."""
     job, output = work.job, work.output
     last = publishing.latest(output)  # again: nobody else moves it now
-    _check_date(job, last)
+    check_last(job, last)
     work.say(f"run {job.run_name} begins, into {output.url}")
     with workers(job) as where:
         out = f"{output.url}/{publishing.RUNS}/{job.run_name}"
@@ -96,12 +94,21 @@ def _refresh(work: Work) -> tuple[Published, spore_dask.Run]:
     return published, run
 
 
-def _check_date(job: Job, last: Published | None) -> None:
-    """Refuse to go back: readers would see older data as the latest."""
-    if last is not None and job.date < last.date:
+def check_last(job: Job, last: Published | None) -> None:
+    """Refuse what cannot follow the last run: an older date, or data with other columns."""
+    if last is None:
+        return
+    if job.date < last.date:  # readers would see older data as the latest
         raise spore_dask.ParameterError(
             f"The date is {job.date}, but {last.name} was published already: give a date from "
             f"{last.date} on."
+        )
+    source, known = address(job.input), _fitted(last).summary["n_columns"]
+    _, n_columns = spore_dask.open_source(source, job.component).shape
+    if n_columns != known:
+        raise spore_dask.InputError(
+            f"The input {source!r} has {n_columns} columns, but {last.name} was fitted on {known}: "
+            "give the same columns, or another output."
         )
 
 

@@ -12,7 +12,7 @@ import yaml
 
 import spore_dask
 from pipelines.jobs.documents import Job
-from pipelines.jobs.fitting import note_run, told, write_report
+from pipelines.jobs.fitting import finish, lacks_report, told
 from pipelines.jobs.places import address
 from pipelines.jobs.records import Work, workers
 from spore_dask.cli import Answer, Voice, tuning_answer
@@ -24,45 +24,40 @@ ONLY_TUNE = ("y", "n_trials", "space", "sample")
 def tune_answer(job: Job, voice: Voice) -> Answer:
     """Do the job, or find it done; tell which parameters were chosen."""
     work = Work(job, voice, job.id)
-    known = work.finished()
-    if known is not None and _is_there(work, known):
-        tuning = spore_dask.tune(address(job.input), work.output.url, **job.options)
-        return _told(work, tuning, known["best"], done_before=True)
+    source, out = address(job.input), work.output.url
+    name = f"best-{job.id}.yaml"
+    best = f"{out}/{name}"
+    if work.finished() is not None and work.output.exists(name):
+        tuning = spore_dask.tune(source, out, **job.options)
+        if lacks_report(work, tuning.run):
+            with work.recorded():
+                finish(work, tuning.run, best=best, best_params=tuning.best_params)
+        return _told(work, tuning, best, done_before=True)
     with work.recorded():
-        work.say(f"run {job.id} begins, into {work.output.url}")
+        work.say(f"run {job.id} begins, into {out}")
         with workers(job) as where:
-            source, out = address(job.input), work.output.url
             tuning = spore_dask.tune(source, out, progress=work.progress, **where, **job.options)
-        name = f"best-{job.id}.yaml"
         work.output.write(name, best_document(job, tuning.best_params))
-        best = f"{work.output.url}/{name}"
-        work.note(best=best, best_params=tuning.best_params)
-        note_run(work, tuning.run)
-        write_report(work, tuning.run)
+        finish(work, tuning.run, best=best, best_params=tuning.best_params)
     return _told(work, tuning, best)
 
 
-def _is_there(work: Work, known: dict[str, Any]) -> bool:
-    """Tell whether what an earlier start has left is still there."""
-    try:
-        spore_dask.open_run(work.output.url, known["run"]["id"])
-    except spore_dask.InputError:
-        return False
-    return known["best"].rsplit("/", 1)[-1] in work.output.names()
-
-
 def best_document(job: Job, best: dict[str, Any]) -> str:
-    """Return a file for the job `fit`, with the parameters that were chosen."""
+    """Return a file for the jobs `fit` and `refresh`, with the parameters that were chosen.
+
+    It has `{date}` where the file of this job has it.
+    """
     chosen = {name: value for name, value in job.parameters.items() if name not in ONLY_TUNE}
     chosen |= {name: value for name, value in best.items() if value is not None}
-    asked = job.asked()
+    texts = job.undated
     about = {
-        "input": asked["input"],
-        "component": job.component,
-        "output": asked["output"],
+        "input": address(texts["input"]),
+        "component": texts.get("component"),
+        "output": address(texts["output"]),
         "parameters": chosen,
         "memory_limit": job.memory_limit,
         "keep": job.keep,
+        "report": address(texts["report"]) if "report" in texts else job.report or None,
     }
     given = {name: value for name, value in about.items() if value is not None}
     head = "# Chosen by the job tune; add the section `cluster:` of that job, if it had one.\n"

@@ -6,7 +6,7 @@ returns a small receipt, so that the memory held here is a window of items and a
 Compiled kernels are kept between runs: see `caches`.
 """
 
-from spore_dask.engine.connecting import connect
+from spore_dask.engine.connecting import check_cluster, connect
 from spore_dask.engine.failures import NoSchedulerError, TaskTooBigError, WorkerLostError
 from spore_dask.engine.opening import N_WORKERS, open_engine
 from spore_dask.engine.processes import peak_nbytes, prepare_process, process_name
@@ -20,6 +20,7 @@ __all__ = [
     "NoSchedulerError",
     "TaskTooBigError",
     "WorkerLostError",
+    "check_cluster",
     "connect",
     "open_engine",
     "peak_nbytes",

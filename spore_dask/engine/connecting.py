@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from spore_dask.engine.failures import NoSchedulerError
-from spore_dask.engine.kinds import KINDS, Cluster, nearest, one_line, start_local
+from spore_dask.engine.kinds import KINDS, Cluster, Start, nearest, one_line, start_local
 from spore_dask.engine.watching import wait_for_workers
 from spore_dask.engine.workers import LocalWorkers
 from spore_dask.errors import ParameterError
 
 if TYPE_CHECKING:
     from distributed import Client
+
+RETRY_SECONDS = 1.0
+"""Time between two tries to reach a scheduler that may still be starting."""
 
 
 def connect(cluster: str | Mapping[str, Any] | None = None) -> Client:
@@ -30,8 +34,8 @@ def connect(cluster: str | Mapping[str, Any] | None = None) -> Client:
     ----------
     cluster : str or dict, optional
         The address of a scheduler, or the `cluster` section of a job: its `kind`, and what that
-        takes. Every kind takes `wait`, the seconds that the first worker may take. Default: local
-        processes, as `fit` starts them.
+        takes. Every kind takes `wait`, the seconds that the first worker may take, and before it
+        the scheduler at an `address`. Default: local processes, as `fit` starts them.
 
         - `local`: `n_workers` processes with a `memory_limit` each.
         - `address`: the `address` of a scheduler that runs.
@@ -52,9 +56,29 @@ def connect(cluster: str | Mapping[str, Any] | None = None) -> Client:
     ClusterError
         If no scheduler answers, or no worker comes.
     """
+    return _connected(_checked(cluster))
+
+
+def check_cluster(cluster: str | Mapping[str, Any] | None = None) -> None:
+    """Check what `connect` would be given, and start nothing.
+
+    Parameters
+    ----------
+    cluster : str or dict, optional
+        As `connect` takes it.
+
+    Raises
+    ------
+    ParameterError
+        If the section is wrong, a file of `tls` cannot be used, or a library is missing.
+    """
+    _checked(cluster)
+
+
+def _checked(cluster: Any) -> Start:
+    """Check a section; return what makes or reaches the cluster that it describes."""
     section = _section_of(cluster)
-    make = KINDS[section.pop("kind")]
-    return _connected(lambda stack: make(stack, section))
+    return KINDS[section.pop("kind")](section)
 
 
 def connect_local(n_workers: int, memory_limit: int | None) -> Client:
@@ -62,7 +86,7 @@ def connect_local(n_workers: int, memory_limit: int | None) -> Client:
     return _connected(lambda stack: start_local(stack, n_workers, memory_limit))
 
 
-def _connected(make: Callable[[contextlib.ExitStack], Cluster]) -> Client:
+def _connected(make: Start) -> Client:
     """Make a cluster, and return a client of it as soon as there are workers."""
     with contextlib.ExitStack() as stack:
         made = make(stack)
@@ -89,7 +113,7 @@ def _section_of(cluster: Any) -> dict[str, Any]:
         )
     section = {str(name): value for name, value in cluster.items()}
     kind = section.get("kind")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ParameterError(
             f"The kind of the cluster is {kind!r}, but it must be one of "
             f"{', '.join(map(repr, KINDS))}{nearest(kind, KINDS)}."
@@ -102,8 +126,16 @@ def _open_client(made: Cluster) -> Any:
     given = made.place if isinstance(made.place, str) else "its scheduler"
     security = {} if made.security is None else {"security": made.security}
     connection: Any = _connection_class()
+    deadline = time.monotonic() + made.scheduler_wait
     try:
-        client = connection(made.place, set_as_default=False, **security)
+        while True:
+            try:
+                client = connection(made.place, set_as_default=False, **security)
+                break
+            except OSError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(RETRY_SECONDS)
     except (OSError, ValueError, TypeError) as error:
         if isinstance(error, TypeError) and "TLS" not in str(error):
             raise

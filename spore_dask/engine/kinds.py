@@ -1,7 +1,9 @@
 """The kinds of clusters that a `cluster` section can ask for, and how each is made or reached.
 
-What is started here listens on this machine only, unless the section says otherwise. Security and
-clusters are those of dask.distributed, dask-jobqueue and dask-kubernetes.
+Each kind has a function that checks a section and returns another one, which starts what the
+section asks for: so that a section can be checked and nothing started. What is started here listens
+on this machine only, unless the section says otherwise. Security and clusters are those of
+dask.distributed, dask-jobqueue and dask-kubernetes.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ QUEUE_TIMEOUT = 600.0
 """Seconds that the first worker of a queue may take."""
 SLURM_SCHEDULER = "jobqueue.slurm.scheduler-options"
 TLS = ("ca", "cert", "key")
+ENCRYPTED = ("tls://", "wss://")
 
 N_WORKERS = count(optional=True)
 TEXT = Range("a text", lambda v: isinstance(v, str) and bool(v.strip()))
@@ -39,6 +42,27 @@ SECONDS = Range(
     lambda v: isinstance(v, int | float) and not isinstance(v, bool) and v > 0,
     float,
 )
+
+
+def _is_size(value: Any) -> bool:
+    from dask.utils import parse_bytes
+
+    try:
+        return isinstance(value, str) and int(parse_bytes(value)) > 0
+    except ValueError:
+        return False
+
+
+SLURM_VALUES = {
+    "memory": Range("a text with a unit, such as '4GiB'", _is_size),
+    "walltime": Range(
+        "a text such as '12:00:00': put it in quotes, else YAML makes a number of it",
+        lambda v: isinstance(v, str) and bool(v.strip()),
+    ),
+    "cores": count(),
+    "processes": count(),
+}
+"""Keywords of `SLURMCluster` that are checked here, because it would take anything."""
 
 
 @dataclasses.dataclass
@@ -55,6 +79,12 @@ class Cluster:
     """The worker processes, where they are our own."""
     security: Any = None
     """The TLS files of dask's, if there are some."""
+    scheduler_wait: float = 0.0
+    """Seconds for which to try again if no scheduler answers."""
+
+
+Start = Callable[[contextlib.ExitStack], Cluster]
+"""Makes or reaches a cluster, and leaves to the stack how to close it."""
 
 
 def nearest(name: Any, names: Iterable[str]) -> str:
@@ -82,7 +112,7 @@ def _wait_of(section: dict[str, Any], default: float | None = None) -> float:
     return float(SECONDS.check("wait", wait))
 
 
-def _local(stack: contextlib.ExitStack, section: dict[str, Any]) -> Cluster:
+def _local(section: dict[str, Any]) -> Start:
     """Start our own worker processes."""
     from dask.utils import parse_bytes
 
@@ -98,7 +128,7 @@ def _local(stack: contextlib.ExitStack, section: dict[str, Any]) -> Cluster:
         raise ParameterError(
             f"memory_limit is {limit!r}, but it must be a number of bytes or a text such as '1GiB'."
         )
-    return dataclasses.replace(start_local(stack, n_workers, nbytes), wait=wait)
+    return lambda stack: dataclasses.replace(start_local(stack, n_workers, nbytes), wait=wait)
 
 
 def _fair_share(n_workers: int) -> int:
@@ -123,12 +153,19 @@ def start_local(stack: contextlib.ExitStack, n_workers: int, memory_limit: int |
     return Cluster(cluster, settings.START_TIMEOUT, n_workers, workers)
 
 
-def _address(stack: contextlib.ExitStack, section: dict[str, Any]) -> Cluster:
-    """Return a scheduler that runs already."""
+def _address(section: dict[str, Any]) -> Start:
+    """Return a scheduler that runs already, or will soon."""
     _check_keys("address", section, ("address", "tls"))
+    scheduler_wait = _wait_of(dict(section), 0.0)
     wait = _wait_of(section)
     address = TEXT.check("address", section.get("address"))
-    return Cluster(address, wait, security=_security(section.get("tls")))
+    security = _security(section.get("tls"))
+    if security is not None and not address.startswith(ENCRYPTED):
+        raise ParameterError(
+            f"address is {address!r}, but tls is given too: give one that begins with tls://, or "
+            "leave tls out."
+        )
+    return lambda stack: Cluster(address, wait, security=security, scheduler_wait=scheduler_wait)
 
 
 def _security(tls: Any) -> Any:
@@ -164,12 +201,17 @@ def _security(tls: Any) -> Any:
     return security
 
 
-def _slurm(stack: contextlib.ExitStack, section: dict[str, Any]) -> Cluster:
+def _slurm(section: dict[str, Any]) -> Start:
     """Submit Slurm jobs that are workers."""
     make: Any = _import("dask_jobqueue.SLURMCluster", "slurm")
     wait = _wait_of(section, QUEUE_TIMEOUT)
     jobs = count(optional=False).check("jobs", section.pop("jobs", 1))
     options = slurm_options(section)
+    return lambda stack: Cluster(_submit(stack, make, options, jobs), wait)
+
+
+def _submit(stack: contextlib.ExitStack, make: Any, options: dict[str, Any], jobs: int) -> Any:
+    """Submit jobs to Slurm; return the cluster that they become."""
     if shutil.which("sbatch") is None:
         raise ClusterError(
             "The kind of the cluster is 'slurm', but there is no command sbatch here: start the "
@@ -187,7 +229,7 @@ def _slurm(stack: contextlib.ExitStack, section: dict[str, Any]) -> Cluster:
         raise ClusterError(
             f"Slurm refused a job ({one_line(error)}): change what the cluster section asks for."
         ) from error
-    return Cluster(cluster, wait)
+    return cluster
 
 
 def _slurm_job() -> Any:
@@ -221,6 +263,9 @@ def slurm_options(section: Mapping[str, Any]) -> dict[str, Any]:
     hidden = {"n_workers", "job_cls", "loop", "asynchronous", "scheduler", "scheduler_cls"}
     hidden |= {"dashboard_address"}  # which it takes in scheduler_options only
     _check_keys("slurm", section, {*(names - hidden), "jobs", "tls"})
+    for name, allowed in SLURM_VALUES.items():
+        if section.get(name) is not None:
+            allowed.check(name, section[name])
     options = dict(section)
     security = _security(options.pop("tls", None))
     if security is not None:
@@ -243,11 +288,12 @@ def slurm_options(section: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _kubernetes(stack: contextlib.ExitStack, section: dict[str, Any]) -> Cluster:
+def _kubernetes(section: dict[str, Any]) -> Start:
     """Have the Dask operator start a scheduler and workers."""
     make: Any = _import("dask_kubernetes.operator.KubeCluster", "kubernetes")
     wait = _wait_of(section, QUEUE_TIMEOUT)
-    return Cluster(_start(stack, make, kubernetes_options(section)), wait)
+    options = kubernetes_options(section)
+    return lambda stack: Cluster(_start(stack, make, options), wait)
 
 
 def kubernetes_options(section: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,7 +314,7 @@ def kubernetes_options(section: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _class(stack: contextlib.ExitStack, section: dict[str, Any]) -> Cluster:
+def _class(section: dict[str, Any]) -> Start:
     """Start a cluster of any class."""
     _check_keys("class", section, ("class", "options", "scale", "tls"))
     wait = _wait_of(section, QUEUE_TIMEOUT)
@@ -283,10 +329,18 @@ def _class(stack: contextlib.ExitStack, section: dict[str, Any]) -> Cluster:
         options["security"] = security
     for name in {"dashboard_address", "worker_dashboard_address"} & _keywords(make):
         options.setdefault(name, LOOPBACK)
-    cluster = _start(stack, make, options)
-    if scale is not None:
-        cluster.scale(scale)
-    return Cluster(cluster, wait)
+    try:
+        inspect.signature(make).bind(**options)
+    except TypeError as error:
+        raise _not_liked(make, error) from None
+
+    def start(stack: contextlib.ExitStack) -> Cluster:
+        cluster = _start(stack, make, options)
+        if scale is not None:
+            cluster.scale(scale)
+        return Cluster(cluster, wait)
+
+    return start
 
 
 def _keywords(make: Any) -> set[str]:
@@ -316,24 +370,33 @@ def _start(stack: contextlib.ExitStack, make: Any, options: Mapping[str, Any]) -
     """Start a cluster that is closed with the stack; say what it does not like."""
     import dask
 
-    name = getattr(make, "__qualname__", repr(make))
     try:
         with dask.config.set(SCHEDULER_CONFIG):
             cluster = make(**options)
     except SporeError:
         raise
     except (TypeError, ValueError) as error:
-        raise ParameterError(
-            f"{name} cannot start with what the cluster section says ({one_line(error)}): change "
-            "it, or what it leads to."
-        ) from error
+        raise _not_liked(make, error) from error
     except Exception as error:
         raise ClusterError(
-            f"{name} could not be started ({type(error).__name__}: {one_line(error)}): look at "
-            "its scheduler, and call again."
+            f"{_name_of(make)} could not be started ({type(error).__name__}: {one_line(error)}): "
+            "look at its scheduler, and call again."
         ) from error
     stack.callback(cluster.close)
     return cluster
+
+
+def _name_of(make: Any) -> str:
+    """Return the name of a class of clusters."""
+    return str(getattr(make, "__qualname__", repr(make)))
+
+
+def _not_liked(make: Any, error: Exception) -> ParameterError:
+    """Return what to raise about options that a class of clusters does not take."""
+    return ParameterError(
+        f"{_name_of(make)} cannot start with what the cluster section says ({one_line(error)}): "
+        "change it, or what it leads to."
+    )
 
 
 def one_line(error: BaseException) -> str:
@@ -341,7 +404,7 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()).rstrip(".")
 
 
-KINDS: dict[str, Callable[[contextlib.ExitStack, dict[str, Any]], Cluster]] = {
+KINDS: dict[str, Callable[[dict[str, Any]], Start]] = {
     "local": _local,
     "address": _address,
     "slurm": _slurm,

@@ -9,7 +9,8 @@ open ten times as fast. Whole chunks are written at once. Memory: what is read o
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import os
+from typing import Any, Self
 
 import numpy as np
 import zarr
@@ -20,6 +21,7 @@ from spore_dask.errors import DamagedError
 from spore_dask.patience import patiently
 from spore_dask.store.checksums import CHECKSUM_NBYTES, file_checksum
 from spore_dask.store.disks import read_file, room_for
+from spore_dask.store.files import address
 from spore_dask.store.npy import HEADER_NBYTES, fetch_npy, header_of, parse_header
 from spore_dask.store.plain import PlainFolder
 from spore_dask.store.rows import RowArray, write_rows
@@ -32,6 +34,11 @@ ROWS = "rows.json"
 @dataclasses.dataclass(frozen=True)
 class Folder(PlainFolder):
     """A folder of arrays, documents and further folders, named by its address."""
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str]) -> Self:
+        """Return the folder at a path or URL, which then means the same in every process."""
+        return cls(address(path))
 
     def arrays(self) -> list[str]:
         """List the arrays that `write_array` has written, in this folder and those in it."""
@@ -144,7 +151,9 @@ class Folder(PlainFolder):
                 config={"write_empty_chunks": True},
             )[...] = array
 
-    def append_zarr(self, name: str, rows: NDArray[Any], about: dict[str, Any]) -> None:
+    def append_zarr(
+        self, name: str, rows: NDArray[Any], about: dict[str, Any], *, fill_value: Any = 0
+    ) -> None:
         """Append a chunk of rows to a Zarr array for users; the first one creates it.
 
         All but the last must have as many rows as the first.
@@ -152,9 +161,11 @@ class Folder(PlainFolder):
         Parameters
         ----------
         name : str
-        rows : array (rows, columns)
+        rows : array (rows, ...)
         about : dict
             What is noted in the array's attributes.
+        fill_value : number, optional
+            What a chunk that is missing later reads as.
         """
         place = zarr_store(self.child(name).url)
         with room_for(self.child(name).url, rows.nbytes):
@@ -165,6 +176,7 @@ class Folder(PlainFolder):
                     dtype=rows.dtype,
                     chunks=rows.shape,
                     attributes=about,
+                    fill_value=fill_value,
                     zarr_format=3,
                     config={"write_empty_chunks": True},
                 )

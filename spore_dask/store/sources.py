@@ -117,7 +117,25 @@ class Source:
 
 
 def open_source(url: str, component: str | None = None) -> Source:
-    """Open the input by the address of its Zarr array, or of a group and the array's path in it."""
+    """Look at an input, without reading its rows.
+
+    Parameters
+    ----------
+    url : path or URL
+        A Zarr array, or a group.
+    component : str, optional
+        The path of the array in the group.
+
+    Returns
+    -------
+    Source
+        Its `shape` and `dtype`, among others.
+
+    Raises
+    ------
+    InputError
+        If there is no such array, or it has no rows and columns.
+    """
     url = address(url)
     find_files(url)
     place = f"{url.rstrip('/')}/{component}" if component else url.rstrip("/")
