@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import spore_dask
 
-SECRETS = re.compile(r"(://)[^/@]*@")
+SECRETS = re.compile(r"(://)[^\s'\"]*@")
 MISSING_LABEL = -(2**31)
 """What rows read as whose chunk is missing."""
 
