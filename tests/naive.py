@@ -511,16 +511,20 @@ def adjusted_rand(first: np.ndarray, second: np.ndarray) -> float:
     )
 
 
-def scores(labels: np.ndarray, retention: list[float]) -> list[float]:
-    """Return the weighted mean agreement of each result with all others."""
+def scores(labels: np.ndarray, retention: list[float], n_trials: int) -> list[float]:
+    """Return the weighted mean agreement of each trial with all other results, voters among them.
+
+    Where all that a trial could be compared with weigh nothing, all weigh the same.
+    """
+    weights = [1 - rate for rate in retention]
+    if len(weights) > 1 and any(sum(weights) - weights[i] <= 0 for i in range(n_trials)):
+        weights = [1.0] * len(weights)
     found = []
-    for i, own in enumerate(labels):
-        total = weight = 0.0
-        for j, other in enumerate(labels):
-            if j != i:
-                total += (1 - retention[j]) * max(adjusted_rand(own, other), 0) ** 1.5
-                weight += 1 - retention[j]
-        found.append(total / weight if weight else 0.0)
+    for i in range(n_trials):
+        others = [j for j in range(len(labels)) if j != i]
+        votes = [weights[j] * max(adjusted_rand(labels[i], labels[j]), 0) ** 1.5 for j in others]
+        total = sum(weights[j] for j in others)
+        found.append(sum(votes) / total if total else 0.0)
     return found
 
 

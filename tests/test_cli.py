@@ -418,7 +418,7 @@ def bad_calls():
     yield 2, "x.docx", ["export", "done.spore", "x.docx"]
     yield 3, "create it first", ["export", "done.spore", "nowhere/x.csv"]
     yield 3, "no folder: give another", ["import", "x.npy", "x.npy/y.zarr"]
-    yield 5, "cannot be read", ["export", "broken.spore", "x.csv"]
+    yield 5, "is damaged", ["export", "broken.spore", "x.csv"]
     yield 2, "Missing argument", ["tune"]
     tune = ["tune", "x.zarr", "--workers", "0"]
     yield 3, "no Zarr array at", ["tune", none]
@@ -660,8 +660,10 @@ def test_signals_stop_cleanly_and_the_same_command_goes_on(
     assert process.stderr is not None
     while json.loads(process.stderr.readline())["stage"] != stage:
         pass
+    process.send_signal(signal.SIGSTOP)  # or it might be done before it is stopped
     workers = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
+    process.send_signal(signal.SIGCONT)
     said = process.communicate(timeout=60)[1].splitlines()
     assert process.returncode == 128 + number
     assert said[-1] == (
