@@ -41,6 +41,8 @@ from pipelines.graphs import crowded, write_zarr
 
 N_WORKERS = 2
 MOST_ATTEMPTS = 6
+UNEXPECTED = 1
+"""Exit code of an error that nobody put into words."""
 ATTEMPT_SECONDS = 300.0
 """After this time a driver counts as hung."""
 LONGEST_DELAY = 0.5
@@ -345,7 +347,7 @@ class Outcome:
     @property
     def passed(self) -> bool:
         """Whether all is as it should be."""
-        return self.equal and self.whole and not self.lied
+        return self.equal and self.whole and not self.lied and UNEXPECTED not in self.codes
 
 
 def fit_until_done(
@@ -359,7 +361,8 @@ def fit_until_done(
         outcome.codes.append(code)
         fault.over(site, out)
         if code != 0:
-            outcome.said = driver.said
+            if outcome.said == "" or code == UNEXPECTED:
+                outcome.said = driver.said
             outcome.lied |= is_finished(out) and not is_whole(out, labels)
             continue
         outcome.equal = np.array_equal(spore_dask.open_run(out).labels[...], labels)
@@ -493,6 +496,7 @@ def _print(number: int, fault: Fault, outcome: Outcome, seconds: float) -> None:
         "labels equal": outcome.equal,
         "verified": outcome.whole,
         "no false claim": not outcome.lied,
+        "no unexpected error": UNEXPECTED not in outcome.codes,
     }
     said = ", ".join(word if holds else f"NOT {word}" for word, holds in words.items())
     hit = fault.hit or "not hit: the stage did not come"
