@@ -508,11 +508,11 @@ def test_resources_of_dask_keep_to_the_schemas_of_the_operator(kind):
 def misfits(value, kind, path=""):
     """What in a value is not as Kubernetes' own client describes a kind."""
     models = importlib.import_module("kubernetes.client.models")
-    if kind.startswith(("list[", "List[")):
+    if kind.lower().startswith("list["):
         if not isinstance(value, list):
             return [f"{path}: no list"]
         return [m for i, v in enumerate(value) for m in misfits(v, kind[5:-1], f"{path}[{i}]")]
-    if kind.startswith(("dict(", "Dict[")):
+    if kind.lower().startswith("dict"):
         inner = kind[5:-1].split(",")[1].strip()
         return [m for n, v in value.items() for m in misfits(v, inner, f"{path}.{n}")]
     plain = {"str": str, "int": int, "bool": bool, "object": object, "datetime": str}
