@@ -10,6 +10,7 @@ import queue
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from typing import Any
 
 from spore_dask.engine.failures import TaskTooBigError, WorkerLostError
@@ -26,6 +27,7 @@ from spore_dask.engine.settings import (
 from spore_dask.engine.steps import Steps
 from spore_dask.engine.watching import Watch
 from spore_dask.engine.workers import cause_of
+from spore_dask.errors import SporeError
 
 
 class Flight:
@@ -90,6 +92,15 @@ class Flight:
                         raise
                 self._top_up()
             self._tell_losses()
+        except SporeError:
+            raise
+        except Exception as error:
+            if self._client.status == "running":
+                raise
+            raise WorkerLostError(
+                f"The connection to the scheduler broke ({type(error).__name__}: {error}). See "
+                "whether it still runs, and call again to continue with what is done."
+            ) from error
         finally:
             self._cancel()
 
@@ -109,6 +120,7 @@ class Flight:
         goes as one batch, since the scheduler keeps a group much larger than the cluster in its
         own queue; and a smaller group goes one task a thread.
         """
+        from distributed.client import ClosedClientError
         from distributed.protocol import pickle
 
         dumps: Any = pickle.dumps
@@ -132,7 +144,11 @@ class Flight:
             options |= {"workers": fit, "allow_other_workers": True}
         if self._proof is not None:
             options["proof"] = self._proof
-        futures = self._client.map(work, pickles, **options)
+        try:
+            futures = self._client.map(work, pickles, **options)
+        except ClosedClientError:  # just now: whoever watches the connection decides
+            self._returned = [*numbers, *self._returned]
+            return
         for number, future in zip(numbers, futures, strict=True):
             self._flying[future.key] = number, future
             future.add_done_callback(self._landed.put)
@@ -150,7 +166,8 @@ class Flight:
         whole = {future.key: future for future in futures if future.status == "finished"}
         gather = functools.partial(self._client.gather, whole, "skip", asynchronous=True)
         outcomes: dict[str, Outcome] = {}
-        with contextlib.suppress(TimeoutError, OSError):
+        # Those that were cancelled meanwhile, with the connection, say so themselves.
+        with contextlib.suppress(TimeoutError, OSError, CancelledError):
             outcomes = self._client.sync(gather, callback_timeout=FETCH_TIMEOUT) if whole else {}
         return outcomes
 
