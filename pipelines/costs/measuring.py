@@ -12,7 +12,6 @@ import datetime
 import json
 import os
 import platform
-import sys
 import tempfile
 import time
 import warnings
@@ -23,8 +22,9 @@ from typing import Any
 import numpy as np
 
 from pipelines.benchmark.records import write_json
+from pipelines.costs.predicting import EXACT_COLUMNS
 from pipelines.graphs import generate
-from spore_dask import Run, fit
+from spore_dask import Run, connect, fit
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.engine import open_engine
 from spore_dask.estimates import size_of
@@ -85,7 +85,7 @@ class Case:
     @property
     def options(self) -> Document:
         """What the fit is asked for: exact in few columns, approximate in many."""
-        knn = "exact" if self.n_columns <= 8 else "approximate"
+        knn = "exact" if self.n_columns <= EXACT_COLUMNS else "approximate"
         asked = {
             "n_partitions": self.n_partitions,
             "expansion_neighbors": self.expansion_neighbors,
@@ -177,21 +177,8 @@ def _machine() -> Document:
 @contextlib.contextmanager
 def _cluster(n_workers: int) -> Iterator[Any]:
     """Start workers like a fit's own, and let them and this process load what fits need."""
-    import dask
-    import distributed
-
-    with (
-        # Dask's profiler looks at each thread a hundred times a second; our own workers have none.
-        dask.config.set({"distributed.worker.profile.enabled": False}),
-        distributed.LocalCluster(
-            n_workers=n_workers,
-            threads_per_worker=1,
-            memory_limit=MEMORY_LIMIT,
-            dashboard_address=None,
-        ) as local,
-        distributed.Client(local) as client,
-        warnings.catch_warnings(),
-    ):
+    asked = {"kind": "local", "n_workers": n_workers, "memory_limit": MEMORY_LIMIT}
+    with connect(asked) as client, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of recall: what was reached is in the file
         for n_columns, knn in ((2, "exact"), (8, "exact"), (64, "approximate")):
             x, _ = blobs_and_shapes(WARM_POINTS, n_columns, dtype=np.float32)
@@ -312,10 +299,3 @@ def _line(run: Document) -> str:
         if "seconds" in stage
     )
     return f"{run['name']}: {run['seconds']:.1f} s: {stages}"
-
-
-def main(small: bool, out: Path) -> None:
-    """Measure the usual cases, or smaller ones."""
-    started = time.perf_counter()
-    measure(SMALL_CASES if small else CASES, out)
-    print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr)
