@@ -118,7 +118,8 @@ def _picture() -> str:
         "<picture>\n"
         f'  <source media="(prefers-color-scheme: dark)" srcset="{PICTURE}.dark.png">\n'
         f'  <img alt="Time against points for 2, 10 and 100 workers" src="{PICTURE}.light.png">\n'
-        "</picture>"
+        "</picture>\n\n"
+        "Lines are the model, dots are fits; grey is beyond what was measured."
     )
 
 
@@ -130,14 +131,21 @@ def _constants(model: Model, runs: Sequence[Measured], sent: float) -> str:
             [
                 name,
                 f"{pace.fixed:.2f}",
-                f"{1e9 * pace.per_work:.3g}",
-                UNITS[name],
+                f"{_short(pace.per_work)} a {UNITS[name]}",
                 f"{1000 * pace.per_task:.1f}",
                 f"{1e6 * pace.per_piece:.1f}",
             ]
         )
-    header = ["stage", "fixed, s", "work, ns", "of it a", "task, ms", "piece, us"]
+    header = ["stage", "fixed, s", "work", "a task, ms", "a piece, us"]
     return table(header, rows)
+
+
+def _short(seconds: float) -> str:
+    """Return a time below a second in words."""
+    for factor, unit in ((1e9, "ns"), (1e6, "us")):
+        if seconds * factor < 1000:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{1000 * seconds:.3g} ms"
 
 
 def _errors(left_out: Sequence[Miss], extrapolated: Sequence[Miss]) -> str:
@@ -156,6 +164,7 @@ def _errors(left_out: Sequence[Miss], extrapolated: Sequence[Miss]) -> str:
         f"- {miss.run.name}: said {time_of(sum(miss.said.values()))}, took "
         f"{time_of(sum(miss.run.seconds.values()))}"
         for miss in extrapolated
+        if miss.run.usual
     ]
     return (
         "Half of the predictions are within this factor of what was measured: each run predicted "
