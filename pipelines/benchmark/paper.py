@@ -16,6 +16,8 @@ BASELINES = ("DBSCAN", "DPC", "HDBSCAN", "KMeans", "SNN_DBSCAN")
 ABLATIONS = ("SPORE-ANN", "SPORE-MSR-0", "SPORE-RandSeed")
 METHODS = (SPORE, *ABLATIONS, *BASELINES)
 NOT_DENSITY_BASED = ("KMeans",)
+ONE_CONFIGURATION = ("KMeans",)
+"""Methods of which there is nothing to draw."""
 SCALINGS = ("clip-minmax", "standard")
 """The one of all tables first."""
 LIMIT_SECONDS = 120

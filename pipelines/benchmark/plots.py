@@ -16,7 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.transforms import Bbox
 from PIL import Image
 
 from pipelines.benchmark import paper
@@ -33,17 +35,15 @@ from pipelines.benchmark.statistics import (
 THEMES = {"light": ("white", "#24292f"), "dark": ("#0d1117", "#e6edf3")}
 GRID_COLOR = "#8b949e"
 DPI = 110
-N_COLORS = 128
-"""Of a file: few colours keep it small."""
 
 # Okabe and Ito's colours, told apart by colour-blind readers too; shapes tell the same.
 STYLES = {
     "SPORE": ("#d55e00", "o"),
     "SPORE-ANN": ("#e69f00", "P"),
-    "SPORE-MSR-0": ("#0072b2", "v"),
+    "SPORE-MSR-0": ("#1f83d6", "v"),
     "SPORE-RandSeed": ("#009e73", "D"),
-    "DBSCAN": ("#56b4e9", "s"),
-    "HDBSCAN": ("#3a87e0", "^"),
+    "DBSCAN": ("#1f83d6", "s"),
+    "HDBSCAN": ("#56b4e9", "^"),
     "KMeans": ("#8b949e", "X"),
     "DPC": ("#009e73", "D"),
     "SNN_DBSCAN": ("#cc79a7", "v"),
@@ -64,11 +64,12 @@ def save(draw: Callable[[Figure], None], size: tuple[float, float], path: Path) 
         )
         with mpl.rc_context({**colors, "axes.facecolor": background, "font.size": 9}):
             figure = Figure(figsize=size, facecolor=background, layout="constrained")
-            canvas = FigureCanvasAgg(figure)
+            FigureCanvasAgg(figure)
             draw(figure)
             buffer = io.BytesIO()
-            canvas.print_figure(buffer, dpi=DPI, facecolor=background)
-        image = Image.open(buffer).convert("RGB").quantize(N_COLORS, dither=Image.Dither.NONE)
+            figure.savefig(buffer, dpi=DPI, facecolor=background)
+        # A palette keeps files small; this way of choosing it keeps the colours of small marks.
+        image = Image.open(buffer).convert("RGB").quantize(method=Image.Quantize.MAXCOVERAGE)
         image.save(path.with_name(f"{path.name}.{theme}.png"), optimize=True)
 
 
@@ -141,7 +142,7 @@ def draw_points(axes: Axes, own: Mapping[str, Point], printed: Mapping[str, Poin
             )
     every = [*own.values(), *printed.values()]
     frame_points(axes, every)
-    place_labels(axes, own, every)
+    place_labels(axes, own, printed)
     axes.set_xlabel("mean seconds from scratch")
     axes.set_ylabel("mean ARI")
     legend_of_sources(axes, "lower left", bool(printed))
@@ -161,44 +162,54 @@ def frame_points(axes: Axes, every: Sequence[Point]) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def place_labels(axes: Axes, own: Mapping[str, Point], every: Sequence[Point]) -> None:
-    """Write each name beside its mark, at the first of eight places that is free."""
-    figure = axes.figure
-    figure.canvas.draw()
-    renderer = figure.canvas.get_renderer()
+def place_labels(axes: Axes, own: Mapping[str, Point], printed: Mapping[str, Point]) -> None:
+    """Write each name beside its mark, where it covers least of the others."""
+    axes.figure.canvas.draw()
     taken = [
-        mpl.transforms.Bbox.from_bounds(x - 6, y - 6, 12, 12)
-        for x, y in axes.transData.transform([(max(p.seconds, 1e-4), p.ari) for p in every])
+        box for method, point in own.items() for box in covered(axes, point, printed.get(method))
     ]
-    sides = [(8, 0), (-8, 0), (0, 8), (0, -8), (6, 9), (6, -9), (-6, 9), (-6, -9)]
     for method, point in own.items():
-        color, _ = style_of(method)
         text = axes.annotate(
-            method, (point.seconds, point.ari), (0, 0), textcoords="offset points", color=color
+            method,
+            (point.seconds, point.ari),
+            SIDES[0],
+            textcoords="offset points",
+            color=style_of(method)[0],
         )
-        boxes = []
-        for across, up in sides:
-            text.set_position((across, up))
-            text.set_ha("left" if across > 0 else "right" if across < 0 else "center")
-            text.set_va("bottom" if up > 0 else "top" if up < 0 else "center")
-            box = text.get_window_extent(renderer)
-            outside = not (
-                axes.bbox.x0 <= box.x0
-                and box.x1 <= axes.bbox.x1
-                and axes.bbox.y0 <= box.y0
-                and box.y1 <= axes.bbox.y1
-            )
-            boxes.append((sum(box.overlaps(other) for other in taken) + 2 * outside, box))
-            if boxes[-1][0] == 0:
-                break
-        else:
-            least = min(range(len(sides)), key=lambda number: boxes[number][0])
-            across, up = sides[least]
-            text.set_position((across, up))
-            text.set_ha("left" if across > 0 else "right" if across < 0 else "center")
-            text.set_va("bottom" if up > 0 else "top" if up < 0 else "center")
-            boxes.append(boxes[least])
-        taken.append(boxes[-1][1])
+        boxes = [boxed(text, side) for side in SIDES]
+        costs = [
+            sum(box.overlaps(other) for other in taken) + 99 * (not inside(box, axes.bbox))
+            for box in boxes
+        ]
+        taken.append(boxed(text, SIDES[int(np.argmin(costs))]))
+
+
+SIDES = [(8, 0), (-8, 0), (0, 8), (0, -8), (6, 9), (6, -9), (-6, 9), (-6, -9)]
+"""Where a name may stand, in points from its mark, the favoured first."""
+
+
+def boxed(text: Annotation, side: tuple[float, float]) -> Bbox:
+    """Move a name to a side of its mark; return what it covers."""
+    across, up = side
+    text.set_position(side)
+    text.set_ha("left" if across > 0 else "right" if across < 0 else "center")
+    text.set_va("bottom" if up > 0 else "top" if up < 0 else "center")
+    return text.get_window_extent()
+
+
+def covered(axes: Axes, point: Point, other: Point | None) -> list[Bbox]:
+    """Return what a mark, the paper's, and the line between them cover."""
+    ends = np.array([(one.seconds, one.ari) for one in (point, other or point)])
+    start, end = axes.transData.transform(ends)
+    steps = np.linspace(0, 1, 12)[:, None]
+    return [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in start + steps * (end - start)]
+
+
+def inside(box: Bbox, frame: Bbox) -> bool:
+    """Tell whether a box lies within another."""
+    return bool(
+        frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 <= box.y1 <= frame.y1
+    )
 
 
 # The best so far.
@@ -219,7 +230,7 @@ def draw_anytime(evaluation: Evaluation, path: Path) -> None:
 
 def draw_curves(axes: Axes, evaluation: Evaluation, scaling: str) -> None:
     """Draw the curves of a scaling, their names at the right end, the paper's points as marks."""
-    methods = evaluation.methods(scaling)
+    methods = [m for m in evaluation.methods(scaling) if m not in paper.ABLATIONS]
     datasets = evaluation.common(scaling, methods)
     n_trials = n_trials_of(evaluation, scaling)
     at = np.arange(1, n_trials + 1)
@@ -230,8 +241,7 @@ def draw_curves(axes: Axes, evaluation: Evaluation, scaling: str) -> None:
         curve = anytime_curve(
             (evaluation.searches[scaling, name, method] for name in datasets), n_trials
         )
-        dashes = (0, (4, 1.5)) if method in paper.ABLATIONS else "-"
-        axes.plot(at, curve, color=color, ls=dashes, lw=1.6 if method != paper.SPORE else 2.4)
+        axes.plot(at, curve, color=color, lw=2.4 if method == paper.SPORE else 1.6)
         ends[method] = float(curve[-1])
         if method in printed:
             known = anytime_marks(printed[method], n_trials)
@@ -312,7 +322,7 @@ def draw_datasets(evaluation: Evaluation, path: Path) -> None:
 def draw_dots(
     axes: Axes, scores: Mapping[str, Mapping[str, float]], datasets: Sequence[str], title: str
 ) -> None:
-    """Draw a line of marks for each dataset, SPORE's on top."""
+    """Draw a line of marks for each dataset, SPORE's large and below the others."""
     for method in reversed(list(scores)):
         color, marker = style_of(method)
         first = method == paper.SPORE
@@ -323,9 +333,9 @@ def draw_dots(
             rows,
             color=color,
             marker=marker,
-            ms=8 if first else 5.5,
+            ms=10 if first else 5.5,
             ls="",
-            zorder=4 if first else 3,
+            zorder=3 if first else 4,
             **edge,
         )
     axes.set_yticks(range(len(datasets)), datasets)

@@ -18,6 +18,7 @@ from scipy.stats import wilcoxon
 
 from pipelines.benchmark import paper
 from pipelines.benchmark.records import DONE, Search, Trial, read_searches
+from spore_dask import InputError
 
 Floats = NDArray[np.float64]
 
@@ -37,12 +38,12 @@ class Evaluation:
 
         Raises
         ------
-        ValueError
+        InputError
             If there is no search in the folder.
         """
         searches = {(one.scaling, one.dataset, one.method): one for one in read_searches(out)}
         if not searches:
-            raise ValueError(f"{out} has no files searches/*/*/*.json: run the benchmark first")
+            raise InputError(f"{out} has no files searches/*/*/*.json: run the benchmark first.")
         machine, ties = out / "machine.json", out / "ties.json"
         return cls(
             searches,

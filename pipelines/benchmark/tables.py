@@ -257,3 +257,8 @@ def completeness_table(evaluation: Evaluation) -> str:
         "not timed",
     ]
     return markdown(head, rows)
+
+
+def ties_table(ties: object) -> str:
+    """To come."""
+    return ""
