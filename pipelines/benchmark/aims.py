@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from pipelines.benchmark import paper
 from pipelines.benchmark.statistics import (
     Evaluation,
+    Ties,
     best_ari,
+    beyond,
     compare,
     default_ari,
     mean,
     scores,
+    span_of,
 )
 
 REACH = 0.005
@@ -61,10 +64,13 @@ def _of_spore(evaluation: Evaluation, scaling: str) -> Iterator[Aim]:
     far = {
         name: best_ari(searches[name]) - reference
         for name, reference in paper.REFERENCE_ARI.items()
-        if abs(best_ari(searches[name]) - reference) > REACH
+        if beyond(abs(best_ari(searches[name]) - reference), REACH)
     }
     n_near = len(paper.REFERENCE_ARI) - len(far)
     listed = ", ".join(f"{name} {difference:+.3f}" for name, difference in far.items())
+    tied = [name for name in far if name in evaluation.ties and _within(evaluation.ties, name)]
+    if tied:
+        listed += f"; the order of tied rows explains {', '.join(tied)}"
     yield Aim(
         f"SPORE within {REACH} of the author's package on each of {len(paper.REFERENCE_ARI)}",
         f"{n_near}" + (f"; not {listed}" if far else ""),
@@ -77,8 +83,15 @@ def _of_spore(evaluation: Evaluation, scaling: str) -> Iterator[Aim]:
     yield Aim(
         f"its default within {REACH} of {printed}",
         f"{default:.4f}",
-        abs(default - printed) <= REACH,
+        not beyond(abs(default - printed), REACH),
     )
+
+
+def _within(ties: Ties, name: str) -> bool:
+    """Tell whether the author's figure is near what some order of a dataset gives."""
+    least, most = span_of(ties[name])
+    reference = paper.REFERENCE_ARI[name]
+    return not beyond(least - reference, REACH) and not beyond(reference - most, REACH)
 
 
 def _of_approximation(own: dict[str, dict[str, float]]) -> list[Aim]:
@@ -91,7 +104,7 @@ def _of_approximation(own: dict[str, dict[str, float]]) -> list[Aim]:
         Aim(
             "SPORE-ANN nowhere more than 0.02 under SPORE",
             f"at most {under[worst]:.3f}, on {worst}",
-            under[worst] <= 0.02,
+            not beyond(under[worst], 0.02),
         ),
     ]
 
@@ -102,7 +115,7 @@ def _of_ablation(own: dict[str, dict[str, float]], method: str) -> Aim:
     return Aim(
         f"{method}'s mean within {ABLATION_REACH} of {printed:.2f}",
         f"{average:.4f}",
-        abs(average - printed) <= ABLATION_REACH,
+        not beyond(abs(average - printed), ABLATION_REACH),
     )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from pipelines.benchmark import paper
-from pipelines.benchmark.records import Search
+from pipelines.benchmark.records import DONE, Search
 from pipelines.benchmark.statistics import (
     DRAW,
     Evaluation,
+    Ties,
     best_ari,
     best_so_far,
+    beyond,
     compare,
     compare_scores,
     mean,
@@ -19,9 +21,11 @@ from pipelines.benchmark.statistics import (
     points,
     rerun_ari,
     scores,
+    span_of,
 )
 from pipelines.benchmark.tables import (
     UNFINISHED,
+    UNMOVED,
     markdown,
     probability,
     seconds_text,
@@ -33,6 +37,7 @@ from pipelines.benchmark.tables import (
 NEAR = 0.02
 """Difference to the paper's ARI, which has two digits, beyond which a dataset is listed."""
 REFERENCE_REACH = 0.005
+"""Difference to the ARI of the author's package beyond which a dataset is listed."""
 SIGNIFICANT = 0.01
 IMPLEMENTATIONS = {
     "SPORE-ANN": "SPORE-ANN searches neighbours by probes (the paper's: HNSW)",
@@ -83,16 +88,28 @@ def what_was_run(evaluation: Evaluation) -> str:
 
 
 def machine_text(evaluation: Evaluation) -> str:
-    """Say where, when and how the run was made, as far as its file tells."""
-    machine = dict(evaluation.machine)
-    command = machine.pop("command", None)
+    """Say how, when and where the run was made, as far as its file tells."""
+    machine = evaluation.machine
+    settings, versions = machine.get("settings", {}), machine.get("versions", {})
     facts = [
-        f"{name.replace('_', ' ')}: {value}"
-        for name, value in machine.items()
-        if isinstance(value, str | int | float)
+        f"{machine['cores']} cores" if "cores" in machine else "",
+        machine.get("processor", ""),
+        f"{machine['memory_nbytes'] / 2**30:.0f} GiB" if "memory_nbytes" in machine else "",
+        machine.get("system", ""),
+        f"Python {machine['python']}" if "python" in machine else "",
+        *(f"{name} {version}" for name, version in versions.items()),
     ]
-    lines = [f"`{command}`" if command else "", ", ".join(facts) + "." if facts else ""]
-    return " ".join(line for line in lines if line)
+    each = [
+        counted(settings["n_threads"], "thread") if "n_threads" in settings else "",
+        f"{settings['memory_nbytes'] / 2**30:.1f} GiB" if "memory_nbytes" in settings else "",
+    ]
+    sentences = [
+        f"`{machine['command']}`." if "command" in machine else "",
+        f"Last run on {machine['date']}." if "date" in machine else "",
+        f"The machine: {', '.join(filter(None, facts))}." if any(facts) else "",
+        f"Each search has {' and '.join(filter(None, each))}." if any(each) else "",
+    ]
+    return " ".join(filter(None, sentences))
 
 
 def best_on_average(evaluation: Evaluation, scaling: str, methods: Sequence[str]) -> str:
@@ -159,7 +176,7 @@ def losses(evaluation: Evaluation, scaling: str, methods: Sequence[str]) -> str:
         others = {method: own[method][name] for method in baselines if name in own[method]}
         best = max(others, key=lambda method: others[method])
         behind = others[best] - own[paper.SPORE][name]
-        if behind > DRAW:
+        if beyond(behind):
             rows.append(
                 [
                     name,
@@ -183,7 +200,7 @@ def _paper_loss(name: str) -> str:
     figures = {method: paper.ARI[name][method] for method in paper.BASELINES}
     best = max(figures, key=lambda method: figures[method])
     behind = figures[best] - paper.ARI[name][paper.SPORE]
-    return f"{two_digits(behind)} ({best})" if behind > DRAW else "not behind"
+    return f"{two_digits(behind)} ({best})" if beyond(behind) else "not behind"
 
 
 def fashion(evaluation: Evaluation, scaling: str) -> str:
@@ -224,7 +241,9 @@ def far_from_paper(evaluation: Evaluation, scaling: str, methods: Sequence[str])
             for name, score in own[method].items()
             if method in paper.METHODS and name in paper.ARI
         }
-        far = {name: value for name, value in differences.items() if abs(value) > NEAR + DRAW}
+        far = {
+            name: value for name, value in differences.items() if beyond(abs(value), NEAR + DRAW)
+        }
         if differences:
             order = sorted(far, key=lambda name: -abs(far[name]))
             text = ", ".join(f"{name} {far[name]:+.2f}" for name in order) or "none"
@@ -248,7 +267,7 @@ def far_from_reference(evaluation: Evaluation, scaling: str) -> str:
     far = {
         name: score - paper.REFERENCE_ARI[name]
         for name, score in known.items()
-        if abs(score - paper.REFERENCE_ARI[name]) > REFERENCE_REACH
+        if beyond(abs(score - paper.REFERENCE_ARI[name]), REFERENCE_REACH)
     }
     fewer = any(
         one.n_wanted < paper.N_TRIALS for one in evaluation.of(scaling, paper.SPORE).values()
@@ -322,12 +341,53 @@ def _without_unfinished(
     )
 
 
+def ties_in_words(ties: Ties) -> str:
+    """Say how far the order of rows and columns moves SPORE, and whether that explains the rest."""
+    spread = {name: span_of(one) for name, one in ties.items()}
+    moved = [name for name, (least, most) in spread.items() if most - least > UNMOVED]
+    known = [name for name in spread if name in paper.REFERENCE_ARI]
+    outside = [
+        name
+        for name in known
+        if beyond(spread[name][0] - paper.REFERENCE_ARI[name])
+        or beyond(paper.REFERENCE_ARI[name] - spread[name][1])
+    ]
+    said = (
+        "Rounded coordinates have equal distances and densities, among which the order of rows and "
+        f"columns decides: it moves the best ARI on {len(moved)} of {len(ties)}."
+    )
+    if known and not outside:
+        said += f" The author's figure is within {DRAW} of these ranges on all {len(known)}."
+    elif known:
+        said += (
+            f" The author's figure is within {DRAW} of these ranges on "
+            f"{len(known) - len(outside)} of {len(known)}, not on {listed(outside)}."
+        )
+    return said
+
+
+def completeness(evaluation: Evaluation) -> str:
+    """Say how many trials were done, and which searches gave nothing."""
+    searches = evaluation.searches.values()
+    n_wanted = sum(one.n_wanted for one in searches)
+    n_done = sum(trial.outcome == DONE for one in searches for trial in one.trials)
+    said = f"Of {n_wanted:,} trials, {n_done:,} were done."
+    empty = [
+        f"{one.method} on {one.dataset}, {one.scaling} ({one.trials[0].reason.rstrip('.')})"
+        if one.trials
+        else f"{one.method} on {one.dataset}, {one.scaling}"
+        for one in searches
+        if one.best is None
+    ]
+    return said + (f" Nothing was done by {listed(empty)}." if empty else "")
+
+
 def protocol_differences(evaluation: Evaluation) -> str:
     """List what was done otherwise than in the paper."""
     searches = list(evaluation.searches.values())
     methods = {one.method for one in searches}
     drawn = [one for one in searches if one.method not in paper.ONE_CONFIGURATION]
-    reruns = {len(one.reruns) for one in searches if one.reruns}
+    reruns = {one.n_reruns for one in searches}
     items = [
         *(text for method, text in IMPLEMENTATIONS.items() if method in methods),
         "What the configurations of a search have in common, a neighbour graph or distances, is "
@@ -344,7 +404,7 @@ def protocol_differences(evaluation: Evaluation) -> str:
         n_wanted = span(one.n_wanted for one in drawn)
         items.append(f"A search has {n_wanted} trials (the paper's: {paper.N_TRIALS})")
     if reruns - {paper.N_RERUNS}:
-        items.append(f"There are {span(reruns)} re-runs (the paper's: {paper.N_RERUNS})")
+        items.append(f"Re-runs are {span(reruns)} (the paper's: {paper.N_RERUNS})")
     missing = sorted(set(paper.DATASETS) - {one.dataset for one in searches})
     if missing:
         items.append(f"Of the paper's datasets, {listed(missing)} were not run")
@@ -360,7 +420,7 @@ def unstable(evaluation: Evaluation) -> str:
         if again is None:
             continue
         n_rerun += 1
-        if abs(again[0] - best_ari(search)) > DRAW or again[1] > DRAW:
+        if beyond(abs(again[0] - best_ari(search))) or beyond(again[1]):
             found.append(
                 f"{method} on {dataset}, {scaling} ({three_digits(best_ari(search))}, then "
                 f"{three_digits(again[0])} +- {three_digits(again[1])})"

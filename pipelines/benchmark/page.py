@@ -6,6 +6,7 @@ Reads the files of a run. Everything that is said follows from them: a small run
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from pipelines.benchmark.aims import aims
 from pipelines.benchmark.findings import (
     approximation,
     best_on_average,
+    completeness,
     far_from_paper,
     far_from_reference,
     fashion,
@@ -21,6 +23,7 @@ from pipelines.benchmark.findings import (
     losses,
     protocol_differences,
     tests_in_words,
+    ties_in_words,
     unstable,
     what_was_run,
 )
@@ -28,29 +31,31 @@ from pipelines.benchmark.plots import PICTURES, draw_pictures
 from pipelines.benchmark.statistics import Evaluation
 from spore_dask import InputError
 
+PAGE = "results.md"
+WIDTH = 100
 BEGIN, END = "<!-- evaluation: begin -->", "<!-- evaluation: end -->"
 
 
-def write_page(out: Path, page: Path) -> None:
+def write_page(out: Path, folder: Path) -> None:
     """Replace the marked section of a page by what a run says, and draw the pictures beside it.
 
     Parameters
     ----------
     out : Path
         Folder of the run.
-    page : Path
-        A Markdown file with the lines `<!-- evaluation: begin -->` and `<!-- evaluation: end -->`.
-        What is not between them stays as it is.
+    folder : Path
+        Has a results.md with the lines `<!-- evaluation: begin -->` and `<!-- evaluation: end -->`.
+        What is not between them stays as it is. The pictures are evaluation-*.png.
 
     Raises
     ------
     InputError
         If there is no search in `out`, or the page does not have each mark once, in this order.
     """
-    old = page.read_text() if page.exists() else ""
-    before, after = around(old, page)
+    page = folder / PAGE
+    before, after = around(page.read_text() if page.exists() else "", page)
     evaluation = Evaluation.read(out)
-    draw_pictures(evaluation, page.parent)
+    draw_pictures(evaluation, folder)
     part = page.with_suffix(".part")
     part.write_text(f"{before}{BEGIN}\n{section(evaluation)}\n{END}{after}")
     os.replace(part, page)
@@ -69,7 +74,24 @@ def around(text: str, page: Path) -> tuple[str, str]:
 
 def section(evaluation: Evaluation) -> str:
     """Return the section as Markdown."""
-    return "\n\n".join(block for block in blocks(evaluation) if block)
+    return "\n\n".join(wrapped(block) for block in blocks(evaluation) if block)
+
+
+def wrapped(block: str) -> str:
+    """Break long lines of prose; tables, titles, code and HTML stay as they are."""
+    lines = []
+    for line in block.split("\n"):
+        if line.startswith(("|", "#", "<", " ", "`")) or len(line) <= WIDTH:
+            lines.append(line)
+        else:
+            lines += textwrap.wrap(
+                line,
+                WIDTH,
+                subsequent_indent="  " if line.startswith("- ") else "",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+    return "\n".join(lines)
 
 
 def blocks(evaluation: Evaluation) -> Iterator[str]:
@@ -100,7 +122,8 @@ def blocks(evaluation: Evaluation) -> Iterator[str]:
         tables.SECONDS.table(evaluation, scaling, searched),
     )
     yield "### How complete the searches are, and what differs from the paper"
-    yield tables.completeness_table(evaluation)
+    yield completeness(evaluation)
+    yield folded("Trials of each method", tables.completeness_table(evaluation))
     yield protocol_differences(evaluation)
     yield unstable(evaluation)
 
@@ -113,6 +136,7 @@ def reference_blocks(evaluation: Evaluation, scaling: str) -> Iterator[str]:
         "Best ARI on each dataset, with three digits", tables.reference_table(evaluation, scaling)
     )
     if evaluation.ties:
+        yield ties_in_words(evaluation.ties)
         yield tables.ties_table(evaluation.ties)
 
 

@@ -59,7 +59,7 @@ def style_of(method: str) -> tuple[str, str]:
 def save(draw: Callable[[Figure], None], size: tuple[float, float], path: Path) -> None:
     """Draw for light and for dark pages, and write PATH.light.png and PATH.dark.png."""
     for theme, (background, ink) in THEMES.items():
-        colors = dict.fromkeys(
+        colors: dict[Any, str] = dict.fromkeys(
             ["text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"], ink
         )
         with mpl.rc_context({**colors, "axes.facecolor": background, "font.size": 9}):
@@ -81,13 +81,13 @@ def tidy(axes: Axes, title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def legend_of_sources(axes: Axes, place: str, printed: bool) -> None:
+def legend_of_sources(axes: Axes, printed: bool) -> None:
     """Say what is filled and what is hollow."""
     ink = mpl.rcParams["text.color"]
     marks = [Line2D([], [], ls="", marker="o", color=ink, label="here")]
     if printed:
         marks.append(Line2D([], [], ls="", marker="o", mfc="none", color=ink, label="paper"))
-    axes.legend(handles=marks, loc=place, frameon=False, handletextpad=0.2)
+    axes.legend(handles=marks, loc="lower left", frameon=False, handletextpad=0.2)
 
 
 # Mean ARI against mean time.
@@ -145,7 +145,7 @@ def draw_points(axes: Axes, own: Mapping[str, Point], printed: Mapping[str, Poin
     place_labels(axes, own, printed)
     axes.set_xlabel("mean seconds from scratch")
     axes.set_ylabel("mean ARI")
-    legend_of_sources(axes, "lower left", bool(printed))
+    legend_of_sources(axes, bool(printed))
 
 
 def frame_points(axes: Axes, every: Sequence[Point]) -> None:
@@ -192,8 +192,8 @@ def boxed(text: Annotation, side: tuple[float, float]) -> Bbox:
     """Move a name to a side of its mark; return what it covers."""
     across, up = side
     text.set_position(side)
-    text.set_ha("left" if across > 0 else "right" if across < 0 else "center")
-    text.set_va("bottom" if up > 0 else "top" if up < 0 else "center")
+    text.set_horizontalalignment("left" if across > 0 else "right" if across < 0 else "center")
+    text.set_verticalalignment("bottom" if up > 0 else "top" if up < 0 else "center")
     return text.get_window_extent()
 
 

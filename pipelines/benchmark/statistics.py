@@ -21,6 +21,12 @@ from pipelines.benchmark.records import DONE, Search, Trial, read_searches
 from spore_dask import InputError
 
 Floats = NDArray[np.float64]
+Ties = dict[str, dict[str, Any]]
+"""By dataset: SPORE's best ARI as "given", and in other "orders" of rows and columns."""
+DRAW = 0.005
+"""ARIs that differ by no more count as equal."""
+ROUNDING = 1e-9
+"""Of differences of ARIs, which are no more exact."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +36,7 @@ class Evaluation:
     searches: dict[tuple[str, str, str], Search]
     """By scaling, dataset and method."""
     machine: dict[str, Any] = dataclasses.field(default_factory=dict)
-    ties: Any = None
+    ties: Ties = dataclasses.field(default_factory=dict)
 
     @classmethod
     def read(cls, out: Path) -> Evaluation:
@@ -48,7 +54,7 @@ class Evaluation:
         return cls(
             searches,
             json.loads(machine.read_text()) if machine.exists() else {},
-            json.loads(ties.read_text()) if ties.exists() else None,
+            json.loads(ties.read_text()) if ties.exists() else {},
         )
 
     def scalings(self) -> list[str]:
@@ -81,6 +87,17 @@ class Evaluation:
             for dataset in self.datasets(scaling)
             if all((scaling, dataset, method) in self.searches for method in methods)
         ]
+
+
+def beyond(difference: float, reach: float = DRAW) -> bool:
+    """Tell whether a difference of ARIs is above a reach."""
+    return difference > reach + ROUNDING
+
+
+def span_of(tied: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the lowest and the highest of SPORE's best ARIs over all orders of a dataset."""
+    every = [tied["given"], *tied["orders"]]
+    return min(every), max(every)
 
 
 def ordered(found: Iterable[str], order: Sequence[str]) -> list[str]:
@@ -155,14 +172,14 @@ def n_trials_of(evaluation: Evaluation, scaling: str) -> int:
 
 def anytime_curve(searches: Iterable[Search], n_trials: int) -> Floats:
     """Return the mean over datasets of the best ARI after 1, 2, ... trials."""
-    return np.mean([best_so_far(search, n_trials) for search in searches], axis=0)
+    return np.array([best_so_far(search, n_trials) for search in searches]).mean(axis=0)
 
 
 def anytime(curve: Floats) -> paper.Anytime:
     """Return the trials that it takes to reach each threshold, the last value and the first."""
     needed = {}
     for threshold in paper.THRESHOLDS:
-        reached = np.flatnonzero(curve >= threshold - 1e-12)
+        reached = np.flatnonzero(curve >= threshold - ROUNDING)
         needed[threshold] = int(reached[0]) + 1 if len(reached) else None
     return paper.Anytime(needed, float(curve[-1]), float(curve[0]))
 
@@ -199,10 +216,6 @@ class Comparison:
     """Datasets on which the difference is above, or below, 0.005."""
 
 
-DRAW = 0.005
-"""ARIs that differ by no more count as equal."""
-
-
 def compare(
     evaluation: Evaluation, scaling: str, method: str, others: Iterable[str]
 ) -> dict[str, Comparison]:
@@ -235,8 +248,8 @@ def compare_scores(
         other: Comparison(
             paper.SignedRanks(len(pairs), float(np.median(pairs)), *found[other], corrected[other]),
             float(pairs.mean()),
-            int(np.sum(pairs > DRAW)),
-            int(np.sum(pairs < -DRAW)),
+            sum(beyond(one) for one in pairs),
+            sum(beyond(-one) for one in pairs),
         )
         for other, pairs in differences.items()
     }

@@ -11,6 +11,7 @@ from pipelines.benchmark.records import DONE, FAILED, OVER_MEMORY, OVER_TIME, Se
 from pipelines.benchmark.statistics import (
     Comparison,
     Evaluation,
+    Ties,
     anytime,
     anytime_curve,
     best_ari,
@@ -20,11 +21,14 @@ from pipelines.benchmark.statistics import (
     mean,
     n_trials_of,
     rerun_seconds,
+    span_of,
 )
 
 MISSING = "-"
 UNFINISHED = "†"
 INFINITE = "∞"
+UNMOVED = 0.0005
+"""Differences of ARI that three digits do not show."""
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -259,6 +263,25 @@ def completeness_table(evaluation: Evaluation) -> str:
     return markdown(head, rows)
 
 
-def ties_table(ties: object) -> str:
-    """To come."""
-    return ""
+def ties_table(ties: Ties) -> str:
+    """Return how far the order of rows and columns moves SPORE's best ARI, most first.
+
+    Datasets on which it moves nothing are left out.
+    """
+    spread = {name: span_of(one) for name, one in ties.items()}
+    moved = [name for name, (least, most) in spread.items() if most - least > UNMOVED]
+    rows = []
+    for name in sorted(moved, key=lambda name: spread[name][0] - spread[name][1]):
+        least, most = spread[name]
+        reference = paper.REFERENCE_ARI.get(name)
+        rows.append(
+            [
+                name,
+                three_digits(ties[name]["given"]),
+                f"{three_digits(least)} to {three_digits(most)}",
+                str(len(ties[name]["orders"])),
+                MISSING if reference is None else three_digits(reference),
+            ]
+        )
+    head = ["", "as given", "in other orders", "orders", "author's package"]
+    return markdown(head, rows) if rows else ""
