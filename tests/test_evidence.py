@@ -519,11 +519,12 @@ PAGE = f"# Results\n\nbefore\n\n{page.BEGIN}\nold\n{page.END}\n\nafter\n"
 SMALL = ("iris", "wine", "digits", "wdbc")
 
 
-def test_page_is_replaced_between_the_marks_only(tmp_path):
+def test_page_is_replaced_between_the_marks_only(tmp_path, monkeypatch):
     out, docs = tmp_path / "out", tmp_path / "docs"
     docs.mkdir()
     (docs / "results.md").write_text(PAGE)
-    write_plausible(out)
+    write_plausible(out, scalings=("clip-minmax",))
+    write_plausible(out, SMALL, scalings=("standard",))
     write_json(out / "ties.json", TIES)
     page.write_page(out, docs)
     text = (docs / "results.md").read_text()
@@ -535,6 +536,7 @@ def test_page_is_replaced_between_the_marks_only(tmp_path):
         assert 5_000 < (docs / link).stat().st_size < 80_000
     pictures = {path.name: path.read_bytes() for path in docs.glob("*.png")}
     assert len(pictures) == 6
+    monkeypatch.setattr(plots, "THEMES", {"light": plots.THEMES["light"]})
     page.write_page(out, docs)
     assert (docs / "results.md").read_text() == text
     assert {path.name: path.read_bytes() for path in docs.glob("*.png")} == pictures
@@ -551,7 +553,7 @@ def test_page_is_replaced_between_the_marks_only(tmp_path):
         (SMALL[:2], paper.BASELINES, ("clip-minmax",)),
     ],
 )
-def test_page_of_a_small_run(tmp_path, datasets, methods, scalings):
+def test_page_of_a_small_run(tmp_path, monkeypatch, datasets, methods, scalings):
     write_plausible(tmp_path, datasets, methods, scalings)
     text = page.section(Evaluation.read(tmp_path))
     assert not re.search(r"\bnan\b|\bNone\b|\|\s*\n\n\|", text)
@@ -559,11 +561,12 @@ def test_page_of_a_small_run(tmp_path, datasets, methods, scalings):
     for method in set(paper.METHODS) - set(methods) - {"SPORE"}:
         assert f"| {method} |" not in text
     assert len(text.split("were not run.")) == 2
+    monkeypatch.setattr(plots, "THEMES", {"light": plots.THEMES["light"]})
     plots.draw_pictures(Evaluation.read(tmp_path), tmp_path)
-    assert len(list(tmp_path.glob("*.png"))) == 6
+    assert len(list(tmp_path.glob("*.light.png"))) == 3
 
 
-def test_page_with_missing_searches(tmp_path):
+def test_page_with_missing_searches(tmp_path, monkeypatch):
     write_plausible(tmp_path, SMALL, paper.METHODS, ("clip-minmax",))
     (tmp_path / "searches" / "clip-minmax" / "iris" / "DPC.json").unlink()
     (tmp_path / "machine.json").unlink()
@@ -574,6 +577,7 @@ def test_page_with_missing_searches(tmp_path):
     assert "| mean of 3 |" in text
     assert "| DPC | 3 (28) |" in text
     assert "Nothing was done by KMeans on mine, clip-minmax (120 s)." in text
+    monkeypatch.setattr(plots, "THEMES", {"dark": plots.THEMES["dark"]})
     plots.draw_pictures(Evaluation.read(tmp_path), tmp_path)
 
 

@@ -105,12 +105,17 @@ def draw_pareto(evaluation: Evaluation, path: Path) -> None:
 
     def draw(figure: Figure) -> None:
         places = figure.subplots(1, len(groups) or 1, squeeze=False)[0]
+        drawn = []
         for axes, (title, methods) in zip(places, groups.items(), strict=False):
             datasets = evaluation.common(scaling, methods)
             own = points(evaluation, scaling, methods)
             printed = paper_points([m for m in methods if m in paper.METHODS], datasets)
             draw_points(axes, own, printed)
             tidy(axes, f"{title}, {len(datasets)} datasets")
+            drawn.append((axes, own, printed))
+        figure.draw_without_rendering()  # where marks are is known only then
+        for axes, own, printed in drawn:
+            place_labels(axes, own, printed)
 
     save(draw, (8.6, 3.7), path)
 
@@ -142,7 +147,6 @@ def draw_points(axes: Axes, own: Mapping[str, Point], printed: Mapping[str, Poin
             )
     every = [*own.values(), *printed.values()]
     frame_points(axes, every)
-    place_labels(axes, own, printed)
     axes.set_xlabel("mean seconds from scratch")
     axes.set_ylabel("mean ARI")
     legend_of_sources(axes, bool(printed))
@@ -164,7 +168,6 @@ def frame_points(axes: Axes, every: Sequence[Point]) -> None:
 
 def place_labels(axes: Axes, own: Mapping[str, Point], printed: Mapping[str, Point]) -> None:
     """Write each name beside its mark, where it covers least of the others."""
-    axes.figure.canvas.draw()
     taken = [
         box for method, point in own.items() for box in covered(axes, point, printed.get(method))
     ]
@@ -175,6 +178,7 @@ def place_labels(axes: Axes, own: Mapping[str, Point], printed: Mapping[str, Poi
             SIDES[0],
             textcoords="offset points",
             color=style_of(method)[0],
+            in_layout=False,
         )
         boxes = [boxed(text, side) for side in SIDES]
         costs = [
