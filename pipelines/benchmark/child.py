@@ -1,12 +1,15 @@
 """The process that configurations run in: `python -m pipelines.benchmark.child FOLDER NAME PARENT`.
 
-Reads the dataset and a job from FOLDER, and writes a line of JSON for everything that begins or
-ends, so that whoever watches knows what to stop. Ends with its parent. Memory: that of the method.
+Reads the dataset and one job after another from FOLDER, and writes a line of JSON for everything
+that begins or ends, so that whoever watches knows what to stop. Ends with its parent, or by it.
+Memory: that of the method.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import json
 import os
 import sys
@@ -30,6 +33,8 @@ BEGIN, TRIAL, SHARED, BROKEN, END = "begin", "trial", "shared", "broken", "end"
 FEW_POINTS = 256
 """Points of the trial run that has everything loaded and compiled before a clock starts."""
 PARENT_SECONDS = 0.5
+JOB_SECONDS = 0.02
+"""How often this process looks for its parent, and for a job."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +54,9 @@ Say = Callable[..., None]
 
 
 def main(arguments: list[str]) -> None:
-    """Run the job, and write what happens beside it."""
+    """Run jobs as they come, and write what happens beside them."""
     folder, name, parent = Path(arguments[0]), arguments[1], int(arguments[2])
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    job = cloudpickle.loads((folder / f"{name}.job").read_bytes())
     with np.load(folder / DATA) as file:
         x, y = file["x"], file["y"]
     with (folder / f"{name}.lines").open("w", buffering=1) as lines:
@@ -60,9 +64,23 @@ def main(arguments: list[str]) -> None:
         def say(what: str, **more: Any) -> None:
             lines.write(json.dumps({"what": what, **more}) + "\n")
 
-        warm_up(job, x)
-        run(job, x, y, say)
-        say(END)
+        for number in itertools.count():
+            job = _wait_for(job_path(folder, name, number))
+            warm_up(job, x)
+            run(job, x, y, say)
+            say(END)
+
+
+def job_path(folder: Path, name: str, number: int) -> Path:
+    """Return where a child finds its first, second, ... job."""
+    return folder / f"{name}-{number}.job"
+
+
+def _wait_for(path: Path) -> Job:
+    while not path.exists():
+        time.sleep(JOB_SECONDS)
+    job: Job = cloudpickle.loads(path.read_bytes())
+    return job
 
 
 def _end_with(parent: int) -> None:
@@ -98,8 +116,8 @@ def run(job: Job, x: Floats, y: Labels, say: Say) -> None:
         if time.perf_counter() - started >= job.budget_seconds:
             return
         say(BEGIN, item=number)
-        trial = try_one(number, config, lambda config=config: job.method.labels(x, config, shared), y)
-        say(TRIAL, trial=dataclasses.asdict(trial))
+        labels = functools.partial(job.method.labels, x, config, shared)
+        say(TRIAL, trial=dataclasses.asdict(try_one(number, config, labels, y)))
 
 
 def try_one(number: int, config: Config, cluster: Callable[[], Labels], y: Labels) -> Trial:

@@ -16,7 +16,7 @@ from pipelines.benchmark.child import DATA, Job
 from pipelines.benchmark.methods import Config, Facts, Method
 from pipelines.benchmark.preparing import Dataset
 from pipelines.benchmark.records import DONE, Search, Trial
-from pipelines.benchmark.watching import Limits, Report, run_child
+from pipelines.benchmark.watching import Child, Limits, Report
 
 MOST_STOPPED = 2
 """Configurations that may be stopped before a search gives up."""
@@ -56,14 +56,15 @@ def search(dataset: Dataset, method: Method, settings: Settings) -> Search:
         two were stopped. Their seconds do not have what they share; those of the re-runs do.
     """
     n_classes = len(np.unique(dataset.y))
-    facts = Facts(*dataset.x.shape, n_classes)
+    facts = Facts(len(dataset.x), dataset.x.shape[1], n_classes)
     configs = method.configurations(facts, settings.n_draws, settings.seed)
     with tempfile.TemporaryDirectory(prefix="spore-benchmark-") as name:
         folder = Path(name)
         np.savez(folder / DATA, x=dataset.x, y=np.unique(dataset.y, return_inverse=True)[1])
-        trials, shared_seconds = _try_all(folder, method, configs, settings)
-        best = best_of(trials)
-        reruns = [] if best is None else _rerun(folder, method, trials[best], settings)
+        with Child(folder, settings.n_threads) as child:
+            trials, shared_seconds = _try_all(child, method, configs, settings)
+            best = best_of(trials)
+            reruns = [] if best is None else _rerun(child, method, trials[best], settings)
     return Search(
         dataset=dataset.name,
         scaling=dataset.scaling,
@@ -80,6 +81,7 @@ def search(dataset: Dataset, method: Method, settings: Settings) -> Search:
         best=best,
         reruns=reruns,
         seed=settings.seed,
+        n_draws=settings.n_draws,
         n_reruns=settings.n_reruns,
         n_threads=settings.n_threads,
     )
@@ -93,16 +95,16 @@ def best_of(trials: list[Trial]) -> int | None:
 
 
 def _try_all(
-    folder: Path, method: Method, configs: list[Config], settings: Settings
+    child: Child, method: Method, configs: list[Config], settings: Settings
 ) -> tuple[list[Trial], float]:
-    """Try configurations in order, in as many children as it takes; return them, and the shared."""
+    """Try configurations in order; return the trials, and the seconds of what they share."""
     reports: list[Report] = []
     trials: list[Trial] = []
     left = settings.budget_seconds
     while len(trials) < len(configs) and left > 0:
         todo = list(enumerate(configs))[len(trials) :]
         job = Job(method, todo, sharing=True, budget_seconds=left)
-        report = run_child(folder, job, _limits(settings, settings.limit_seconds, left))
+        report = child.run(job, _limits(settings, settings.limit_seconds, left))
         reports.append(report)
         trials += report.trials
         left -= report.seconds
@@ -112,7 +114,7 @@ def _try_all(
     return trials, reports[0].shared_seconds if reports else 0.0
 
 
-def _rerun(folder: Path, method: Method, best: Trial, settings: Settings) -> list[Trial]:
+def _rerun(child: Child, method: Method, best: Trial, settings: Settings) -> list[Trial]:
     """Run the best configuration from scratch, once only if that takes longer than the limit."""
     if not settings.n_reruns:
         return []
@@ -123,8 +125,8 @@ def _rerun(folder: Path, method: Method, best: Trial, settings: Settings) -> lis
     def is_slow(trial: Trial) -> bool:
         return trial.outcome != DONE or (trial.seconds or 0) > settings.limit_seconds
 
-    return run_child(folder, job, _limits(settings, total, total), is_slow).trials
+    return child.run(job, _limits(settings, total, total), is_slow).trials
 
 
 def _limits(settings: Settings, item_seconds: float, total_seconds: float) -> Limits:
-    return Limits(item_seconds, total_seconds, settings.memory_nbytes, settings.n_threads)
+    return Limits(item_seconds, total_seconds, settings.memory_nbytes)

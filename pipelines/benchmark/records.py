@@ -62,6 +62,8 @@ class Search:
     """The best configuration, from scratch."""
     seed: int = 42
     """Of the draws."""
+    n_draws: int = 50
+    """Draws that were asked for; a method without parameters has fewer configurations."""
     n_reruns: int = 10
     """Re-runs that were asked for; a slow configuration has fewer."""
     n_threads: int = 1

@@ -35,7 +35,9 @@ def drawn(n_points: int, n_draws: int, seed: int) -> list[Config]:
         "expansion_neighbors": randint(log2_n, 3 * log2_n),
     }
     sampler = ParameterSampler(space, n_draws, random_state=check_random_state(seed))
-    return [{name: np.asarray(value).item() for name, value in config.items()} for config in sampler]
+    return [
+        {name: np.asarray(value).item() for name, value in config.items()} for config in sampler
+    ]
 
 
 def configurations(fixed: Config, facts: Facts, n_draws: int, seed: int) -> list[Config]:

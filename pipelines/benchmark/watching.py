@@ -1,11 +1,12 @@
 """Run configurations in a child process, and stop it when time or memory runs out.
 
-Limits hold for compiled code too, which no signal or exception would end. Writes a job into a
-folder that has the dataset, reads the lines that the child writes there. Memory: the lines.
+Limits hold for compiled code too, which no exception would end. Writes jobs into a folder that has
+the dataset, reads the lines that the child writes there. Memory: the lines.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -15,15 +16,18 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import cloudpickle
 import psutil
 
-from pipelines.benchmark.child import BEGIN, BROKEN, END, SHARE, SHARED, TRIAL, Job
+from pipelines.benchmark.child import BEGIN, BROKEN, END, SHARE, SHARED, TRIAL, Job, job_path
+from pipelines.benchmark.methods import Config
 from pipelines.benchmark.records import FAILED, OVER_MEMORY, OVER_TIME, Trial
 
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.05
+MEMORY_SECONDS = 0.2
+"""How often a child is looked at."""
 START_SECONDS = 300.0
 """To import and to compile, before any clock of the protocol starts."""
 START = "start"
@@ -33,7 +37,7 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a child may use."""
+    """What a job may use."""
 
     item_seconds: float
     """For one configuration."""
@@ -41,190 +45,212 @@ class Limits:
     """For what they share, and all of them."""
     memory_nbytes: int
     """With the child's own children."""
-    n_threads: int
 
 
 @dataclasses.dataclass
 class Report:
-    """What a child did."""
+    """What came of a job."""
 
-    todo: list[tuple[int, dict[str, Any]]]
     trials: list[Trial] = dataclasses.field(default_factory=list)
     """In the order of what was to do; the last one may be what was stopped."""
     shared_seconds: float = 0.0
     seconds: float = 0.0
-    """Of the budget, spent."""
+    """Of the total, spent."""
     stopped: bool = False
     """Whether the last trial was ended from outside, or ended the child."""
     got_on: bool = False
     """Whether what configurations share was finished."""
-    ended: bool = False
 
 
-def run_child(
-    folder: Path, job: Job, limits: Limits, enough: Callable[[Trial], bool] = lambda trial: False
-) -> Report:
-    """Run a job in a child process, up to the first trial that is enough.
+class Child:
+    """Runs jobs on the dataset in a folder, in one process until that must be stopped."""
 
-    Parameters
-    ----------
-    folder : Path
-        Has the dataset.
-    job : Job
-    limits : Limits
-    enough : callable
-        Whether nothing more is needed after a trial.
-    """
-    watch = _Watch(folder, job, limits)
-    try:
+    def __init__(self, folder: Path, n_threads: int) -> None:
+        self._folder, self._n_threads = folder, n_threads
+        self._n_started = 0
+        self._process: _Process | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def run(
+        self, job: Job, limits: Limits, enough: Callable[[Trial], bool] = lambda trial: False
+    ) -> Report:
+        """Run a job, up to the first trial that is enough, or that must be stopped."""
+        if self._process is None:
+            self._process = _Process(self._folder, f"child-{self._n_started}", self._n_threads)
+            self._n_started += 1
+        self._process.give(job)
+        watch = _Watch(self._process, job.todo, limits)
         while not watch.is_over(enough):
             time.sleep(POLL_SECONDS)
-    finally:
-        watch.end()
-    return watch.report
+        if not watch.ended:
+            self._end()
+        return watch.spent()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.end()
+        self._process = None
 
 
-class _Watch:
-    """A child process, and what is known of it."""
+class _Process:
+    """A child process, what it says, and how to end it."""
 
-    def __init__(self, folder: Path, job: Job, limits: Limits) -> None:
-        self.limits, self.report = limits, Report(job.todo)
-        name = f"child-{len(list(folder.glob('*.job')))}"
-        (folder / f"{name}.job").write_bytes(cloudpickle.dumps(job))
-        self.errors = folder / f"{name}.errors"
-        self.lines = folder / f"{name}.lines"
-        self.lines.touch()
-        self.n_read = 0
-        self.item: Any = START
-        self.since = self.began = time.monotonic()
-        module = [sys.executable, "-m", "pipelines.benchmark.child"]
-        with self.errors.open("wb") as errors:
-            self.process = subprocess.Popen(
-                [*module, str(folder), name, str(os.getpid())],
-                env=_environment(limits.n_threads),
+    def __init__(self, folder: Path, name: str, n_threads: int) -> None:
+        self._folder, self._name, self._n_jobs, self._n_read = folder, name, 0, 0
+        self._lines, self._errors = folder / f"{name}.lines", folder / f"{name}.errors"
+        self._lines.touch()
+        arguments = [str(folder), name, str(os.getpid())]
+        with self._errors.open("wb") as errors:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", "pipelines.benchmark.child", *arguments],
+                env=_environment(n_threads),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
             )
 
-    def is_over(self, enough: Callable[[Trial], bool]) -> bool:
-        """Read what is new, and stop the child if it must be."""
-        code = self.process.poll()  # before the lines, so that none is missed
-        for line in self._new_lines():
-            self._take(line)
-            if self.report.trials and enough(self.report.trials[-1]):
-                return True
-        if self.report.ended:
-            return True
-        if code is not None:
-            self._stop(FAILED, f"The process {_ending(code)}{self._last_words()}.")
-        elif self._overtime() is not None:
-            self._stop(OVER_TIME, str(self._overtime()))
-        elif (used := _used_nbytes(self.process.pid)) > self.limits.memory_nbytes:
-            limit = self.limits.memory_nbytes
-            self._stop(OVER_MEMORY, f"{used / 1e9:.2f} GB in use, of {limit / 1e9:.2f} GB.")
-        return self.report.stopped
+    def give(self, job: Job) -> None:
+        """Hand over a job, whole."""
+        path = job_path(self._folder, self._name, self._n_jobs)
+        part = path.with_suffix(".part")
+        part.write_bytes(cloudpickle.dumps(job))
+        os.replace(part, path)
+        self._n_jobs += 1
 
-    def end(self) -> None:
-        """End the child with its own children, and wait for it."""
-        self._spend()
-        _kill(self.process)
-
-    def _new_lines(self) -> list[dict[str, Any]]:
-        with self.lines.open("rb") as file:
-            file.seek(self.n_read)
+    def new_lines(self) -> list[dict[str, Any]]:
+        """Return what it has said since the last call."""
+        with self._lines.open("rb") as file:
+            file.seek(self._n_read)
             found = file.read()
         whole = found[: found.rfind(b"\n") + 1]
-        self.n_read += len(whole)
+        self._n_read += len(whole)
         return [json.loads(line) for line in whole.splitlines()]
+
+    def how_it_ended(self) -> str | None:
+        """Say how it ended, with its last words, if it has."""
+        code = self._popen.poll()
+        if code is None:
+            return None
+        how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        said = self._errors.read_text(errors="replace").strip().splitlines()
+        return f"The process {how}{': ' + said[-1] if said else '.'}"
+
+    def used_nbytes(self) -> int:
+        """Return the memory of the process and its children, 0 if it has just ended."""
+        try:
+            own = psutil.Process(self._popen.pid)
+            return sum(one.memory_info().rss for one in [own, *own.children(recursive=True)])
+        except psutil.Error:
+            return 0
+
+    def end(self) -> None:
+        """End it with its own children, and wait for it."""
+        family = []
+        with contextlib.suppress(psutil.Error):
+            family = psutil.Process(self._popen.pid).children(recursive=True)
+        self._popen.kill()
+        self._popen.wait()
+        for one in family:
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+
+
+class _Watch:
+    """What is known of a job that runs."""
+
+    def __init__(self, process: _Process, todo: list[tuple[int, Config]], limits: Limits) -> None:
+        self.ended = False
+        self._process, self._todo, self._limits = process, todo, limits
+        self._report = Report()
+        self._item: Any = START
+        self._began = self._since = self._weighed = time.monotonic()
+
+    def is_over(self, enough: Callable[[Trial], bool]) -> bool:
+        """Take in what is new, and judge it."""
+        death = self._process.how_it_ended()  # before its lines, so that none is missed
+        for line in self._process.new_lines():
+            self._take(line)
+            if self._report.trials and enough(self._report.trials[-1]):
+                return True
+        if self.ended:
+            return True
+        if death is not None:
+            self._stop(FAILED, death)
+        elif (late := self._late()) is not None:
+            self._stop(OVER_TIME, late)
+        elif (large := self._large()) is not None:
+            self._stop(OVER_MEMORY, large)
+        return self._report.stopped
+
+    def spent(self) -> Report:
+        """Return the report, with the time that counts."""
+        if self._item != START:
+            self._report.seconds = time.monotonic() - self._began
+        return self._report
 
     def _take(self, line: dict[str, Any]) -> None:
         what = line["what"]
         if what == BEGIN:
-            if self.item == START:
-                self.began = time.monotonic()
-            self.item, self.since = line["item"], time.monotonic()
+            now = time.monotonic()
+            self._began = now if self._item == START else self._began
+            self._item, self._since = line["item"], now
         elif what == SHARED:
-            self.report.shared_seconds, self.report.got_on = line["seconds"], True
+            self._report.shared_seconds, self._report.got_on = line["seconds"], True
         elif what == TRIAL:
-            self.report.got_on = True
-            self.report.trials.append(self._judged(Trial(**line["trial"])))
+            self._report.got_on = True
+            self._report.trials.append(self._judged(Trial(**line["trial"])))
         elif what == BROKEN:
             self._stop(line["outcome"], line["reason"])
         elif what == END:
-            self.report.ended = True
+            self.ended = True
 
     def _judged(self, trial: Trial) -> Trial:
         """Return a trial that ended by itself, over time if it was only just too slow."""
-        limit = self.limits.item_seconds
+        limit = self._limits.item_seconds
         if trial.seconds is None or trial.seconds <= limit:
             return trial
         reason = f"{trial.seconds:.1f} s, of {limit:g} s."
         return Trial(trial.number, trial.config, OVER_TIME, reason, trial.seconds)
 
-    def _overtime(self) -> str | None:
-        """Say which limit has passed, if one has."""
-        now = time.monotonic()
-        if self.item == START:
-            slow = now - self.began > START_SECONDS
+    def _late(self) -> str | None:
+        """Say which limit of time has passed, if one has."""
+        now, limits = time.monotonic(), self._limits
+        if self._item == START:
+            slow = now - self._began > START_SECONDS
             return f"Not loaded after {START_SECONDS:g} s." if slow else None
-        if self.item != SHARE and now - self.since > self.limits.item_seconds:
-            return f"More than {self.limits.item_seconds:g} s."
-        if now - self.began > self.limits.total_seconds:
-            return f"After {now - self.since:.1f} s, the time for the whole search was over."
+        if self._item != SHARE and now - self._since > limits.item_seconds:
+            return f"More than {limits.item_seconds:g} s."
+        if now - self._began > limits.total_seconds:
+            return f"After {now - self._since:.1f} s, the time for all configurations was over."
         return None
 
+    def _large(self) -> str | None:
+        """Say how much memory is in use, if it is too much."""
+        now, limit = time.monotonic(), self._limits.memory_nbytes
+        if now - self._weighed < MEMORY_SECONDS:
+            return None
+        self._weighed = now
+        used = self._process.used_nbytes()
+        return f"{used / 1e9:.2f} GB in use, of {limit / 1e9:.2f} GB." if used > limit else None
+
     def _stop(self, outcome: str, reason: str) -> None:
-        """Note what the next trial came to."""
-        if self.item == SHARE:
-            self.report.shared_seconds = time.monotonic() - self.since
+        """Note what the next configuration came to."""
+        if self._item == SHARE:
+            self._report.shared_seconds = time.monotonic() - self._since
             reason = f"In what configurations share: {reason}"
-        elif self.item == START:
+        elif self._item == START:
             reason = f"Before the first configuration: {reason}"
-        number, config = self.report.todo[len(self.report.trials)]
-        self.report.trials.append(Trial(number, config, outcome, reason))
-        self.report.stopped = True
-
-    def _spend(self) -> None:
-        if self.item != START:
-            self.report.seconds = time.monotonic() - self.began
-
-    def _last_words(self) -> str:
-        said = self.errors.read_text(errors="replace").strip().splitlines()
-        return f": {said[-1].rstrip('.')}" if said else ""
+        number, config = self._todo[len(self._report.trials)]
+        self._report.trials.append(Trial(number, config, outcome, reason))
+        self._report.stopped = True
 
 
 def _environment(n_threads: int) -> dict[str, str]:
     """Return the environment of a child: threads, and where to import from."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, **dict.fromkeys(THREADS, str(n_threads)), "PYTHONPATH": path}
-
-
-def _ending(code: int) -> str:
-    """Say how a process ended."""
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-
-
-def _used_nbytes(pid: int) -> int:
-    """Return the memory of a process and its children, 0 if it has just ended."""
-    try:
-        process = psutil.Process(pid)
-        return sum(one.memory_info().rss for one in [process, *process.children(recursive=True)])
-    except psutil.Error:
-        return 0
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a child of this process and its own children."""
-    try:
-        family = psutil.Process(process.pid).children(recursive=True)
-    except psutil.Error:
-        family = []
-    if process.poll() is None:
-        process.kill()
-    process.wait()
-    for one in family:
-        try:
-            one.kill()
-        except psutil.Error:
-            continue
