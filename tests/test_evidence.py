@@ -428,7 +428,7 @@ def test_deviations_from_the_paper_are_listed_by_rule():
     assert said.splitlines()[-1] == "| SPORE | 2 of 3 | +0.017 | iris +0.04 |"
     said = findings.far_from_reference(evaluation_of(ours), "clip-minmax")
     assert "within 0.005 of it on 1 of 3 datasets; farther are iris +0.026, wine +0.025." in said
-    assert said.endswith("This run draws fewer configurations, and may miss its best.")
+    assert said.endswith("This run draws other configurations, and may miss the best.")
 
 
 def test_differences_between_protocols_are_those_of_the_run():
@@ -436,11 +436,13 @@ def test_differences_between_protocols_are_those_of_the_run():
     said = findings.protocol_differences(evaluation_of([plain]))
     assert "A configuration may take" not in said
     assert "HDBSCAN" not in said
-    other = dataclasses.replace(plain, method="HDBSCAN", limit_seconds=30.0, n_reruns=2)
+    assert "seed" not in said
+    other = dataclasses.replace(plain, method="HDBSCAN", limit_seconds=30.0, n_reruns=2, seed=1)
     said = findings.protocol_differences(evaluation_of([plain, other]))
     assert "- A configuration may take 30 to 120 s (the paper's: 120 s).\n" in said
     assert "- Re-runs are 2 to 10 (the paper's: 10).\n" in said
     assert "- HDBSCAN is scikit-learn's" in said
+    assert "- Draws have the seed 1 to 42, not 42.\n" in said
 
 
 def test_unstable_re_runs_are_listed():
@@ -593,7 +595,7 @@ def test_the_machine_is_told(two):
         "settings": {"n_threads": 1, "memory_nbytes": 8 << 30},
     }
     assert findings.machine_text(dataclasses.replace(two, machine=machine)) == (
-        "`python -m pipelines.benchmark run --out OUT`. Last run on 2026-11-16 10:00 UTC. "
+        "`python -m pipelines.benchmark run --out OUT`.\nLast run on 2026-11-16 10:00 UTC. "
         "The machine: 2 cores, A Processor, 24 GiB, Python 3.11.7, numpy 2.2. "
         "Each search has 1 thread and 8.0 GiB."
     )

@@ -53,7 +53,7 @@ def aims(evaluation: Evaluation) -> list[Aim]:
 
 
 def is_whole(evaluation: Evaluation, method: str) -> bool:
-    """Tell whether a method was searched on all datasets, with as many trials as in the paper."""
+    """Tell whether a method was searched on all datasets, with the draws of the paper."""
     searches = evaluation.of(paper.SCALINGS[0], method)
     n_trials = 1 if method in paper.ONE_CONFIGURATION else paper.N_TRIALS
     return all(name in searches and searches[name].n_wanted == n_trials for name in paper.DATASETS)

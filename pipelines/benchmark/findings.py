@@ -41,7 +41,9 @@ REFERENCE_REACH = 0.005
 SIGNIFICANT = 0.01
 IMPLEMENTATIONS = {
     "SPORE-ANN": "SPORE-ANN searches neighbours by probes (the paper's: HNSW)",
+    "SPORE-RandSeed": "SPORE-RandSeed has one random order, which its re-runs repeat",
     "HDBSCAN": "HDBSCAN is scikit-learn's (the paper's: the hdbscan package)",
+    "KMeans": "KMeans has one random start, which its re-runs repeat",
     "DPC": "DPC is written here",
     "SNN_DBSCAN": "SNN_DBSCAN is written here",
 }
@@ -109,7 +111,8 @@ def machine_text(evaluation: Evaluation) -> str:
         f"The machine: {', '.join(filter(None, facts))}." if any(facts) else "",
         f"Each search has {' and '.join(filter(None, each))}." if any(each) else "",
     ]
-    return " ".join(filter(None, sentences))
+    command, *others = sentences
+    return "\n".join(filter(None, [command, " ".join(filter(None, others))]))
 
 
 def best_on_average(evaluation: Evaluation, scaling: str, methods: Sequence[str]) -> str:
@@ -253,7 +256,8 @@ def far_from_paper(evaluation: Evaluation, scaling: str, methods: Sequence[str])
     if not rows:
         return ""
     return (
-        f"Within {NEAR} of the paper's ARI, its rounding allowed for, and all others:\n\n"
+        f"Datasets within {NEAR} of the paper's ARI, its rounding allowed for, and those that are "
+        "farther from it:\n\n"
         + markdown(["", "near", "mean difference", "farther"], rows).replace("---: |\n", "--- |\n")
     )
 
@@ -269,17 +273,16 @@ def far_from_reference(evaluation: Evaluation, scaling: str) -> str:
         for name, score in known.items()
         if beyond(abs(score - paper.REFERENCE_ARI[name]), REFERENCE_REACH)
     }
-    fewer = any(
-        one.n_wanted < paper.N_TRIALS for one in evaluation.of(scaling, paper.SPORE).values()
-    )
+    searches = evaluation.of(scaling, paper.SPORE).values()
+    alike = all(one.n_wanted == paper.N_TRIALS and one.seed == paper.SEED for one in searches)
     said = (
-        "The author's package was run with exact neighbours, the default and the same 50 draws. "
+        "The author's package was run with exact neighbours, the default and 50 draws. "
         f"SPORE's best ARI is within {REFERENCE_REACH} of it on {len(known) - len(far)} of "
         f"{counted(len(known), 'dataset')}"
     )
     rest = ", ".join(f"{name} {value:+.3f}" for name, value in far.items())
     said += f"; farther are {rest}." if far else "."
-    return said + (" This run draws fewer configurations, and may miss its best." if fewer else "")
+    return said + ("" if alike else " This run draws other configurations, and may miss the best.")
 
 
 def approximation(evaluation: Evaluation, scaling: str) -> str:
@@ -405,6 +408,10 @@ def protocol_differences(evaluation: Evaluation) -> str:
         items.append(f"A search has {n_wanted} trials (the paper's: {paper.N_TRIALS})")
     if reruns - {paper.N_RERUNS}:
         items.append(f"Re-runs are {span(reruns)} (the paper's: {paper.N_RERUNS})")
+    if any(one.seed != paper.SEED for one in searches):
+        items.append(f"Draws have the seed {span(one.seed for one in searches)}, not {paper.SEED}")
+    n_threads = span(one.n_threads for one in searches)
+    items.append(f"Threads of a search: {n_threads} (the paper's machine: {paper.N_CORES} cores)")
     missing = sorted(set(paper.DATASETS) - {one.dataset for one in searches})
     if missing:
         items.append(f"Of the paper's datasets, {listed(missing)} were not run")

@@ -24,7 +24,10 @@ LIMIT_SECONDS = 120
 """For one configuration."""
 N_TRIALS = 51
 """The default configuration and those that are drawn."""
+SEED = 42
+"""Of the draws."""
 N_RERUNS = 10
+N_CORES = 12
 THRESHOLDS = tuple(percent / 100 for percent in range(30, 101, 5))
 """Of the mean best ARI, in the anytime tables."""
 

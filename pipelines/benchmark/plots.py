@@ -28,6 +28,7 @@ from pipelines.benchmark.statistics import (
     anytime_curve,
     best_ari,
     n_trials_of,
+    paper_anytime,
     paper_points,
     points,
 )
@@ -238,7 +239,7 @@ def draw_curves(axes: Axes, evaluation: Evaluation, scaling: str) -> None:
     datasets = evaluation.common(scaling, methods)
     n_trials = n_trials_of(evaluation, scaling)
     at = np.arange(1, n_trials + 1)
-    printed = paper.ANYTIME.get(scaling, {}) if set(datasets) == set(paper.DATASETS) else {}
+    printed = paper_anytime(evaluation, scaling, datasets)
     ends = {}
     for method in methods if datasets else ():
         color, marker = style_of(method)
@@ -248,7 +249,7 @@ def draw_curves(axes: Axes, evaluation: Evaluation, scaling: str) -> None:
         axes.plot(at, curve, color=color, lw=2.4 if method == paper.SPORE else 1.6)
         ends[method] = float(curve[-1])
         if method in printed:
-            known = anytime_marks(printed[method], n_trials)
+            known = anytime_marks(printed[method])
             axes.plot(*known, color=color, marker=marker, mfc="none", ls="", ms=5, mew=1)
     axes.set_xlim(0, n_trials * 1.42)
     axes.set_xticks(np.unique(np.linspace(1, n_trials, 6).round().astype(int)))
@@ -264,13 +265,13 @@ def draw_curves(axes: Axes, evaluation: Evaluation, scaling: str) -> None:
         axes.legend(handles=marks, loc="lower right", frameon=False, ncols=2)
 
 
-def anytime_marks(known: paper.Anytime, n_trials: int) -> tuple[list[int], list[float]]:
+def anytime_marks(known: paper.Anytime) -> tuple[list[int], list[float]]:
     """Return the points of a curve that the paper's table gives away, each trial once."""
     marks = {1: known.default}
     for threshold, needed in known.needed.items():
         if needed is not None and needed > 1:
             marks[needed] = threshold
-    marks[n_trials] = known.maximum
+    marks[paper.N_TRIALS] = known.maximum
     return list(marks), list(marks.values())
 
 

@@ -170,6 +170,16 @@ def n_trials_of(evaluation: Evaluation, scaling: str) -> int:
     return max(one.n_wanted for (name, _, _), one in evaluation.searches.items() if name == scaling)
 
 
+def paper_anytime(
+    evaluation: Evaluation, scaling: str, datasets: Sequence[str]
+) -> dict[str, paper.Anytime]:
+    """Return the paper's figures, which go only with as many trials on all of its datasets."""
+    alike = set(datasets) == set(paper.DATASETS)
+    if not alike or n_trials_of(evaluation, scaling) != paper.N_TRIALS:
+        return {}
+    return paper.ANYTIME.get(scaling, {})
+
+
 def anytime_curve(searches: Iterable[Search], n_trials: int) -> Floats:
     """Return the mean over datasets of the best ARI after 1, 2, ... trials."""
     return np.array([best_so_far(search, n_trials) for search in searches]).mean(axis=0)

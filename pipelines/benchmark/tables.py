@@ -20,6 +20,7 @@ from pipelines.benchmark.statistics import (
     counted_seconds,
     mean,
     n_trials_of,
+    paper_anytime,
     rerun_seconds,
     span_of,
 )
@@ -158,18 +159,17 @@ def reference_table(evaluation: Evaluation, scaling: str) -> str:
 
 
 def anytime_table(evaluation: Evaluation, scaling: str) -> str:
-    """Return the trials that a mean best ARI takes; with the paper's only on all its datasets."""
+    """Return the trials that a mean best ARI takes; with the paper's where these go with it."""
     methods = evaluation.methods(scaling)
     common = evaluation.common(scaling, methods)
-    whole = set(common) == set(paper.DATASETS)
+    known = paper_anytime(evaluation, scaling, common)
     n_trials = n_trials_of(evaluation, scaling)
     rows = []
     for method in methods if common else ():
         curve = anytime_curve(
             (evaluation.searches[scaling, name, method] for name in common), n_trials
         )
-        printed = paper.ANYTIME.get(scaling, {}).get(method) if whole else None
-        rows.append([method, *anytime_cells(anytime(curve), printed)])
+        rows.append([method, *anytime_cells(anytime(curve), known.get(method))])
     thresholds = [f"{threshold:.2f}" for threshold in paper.THRESHOLDS]
     return markdown(["", *thresholds, "max", "default"], rows)
 
