@@ -26,6 +26,7 @@ from pipelines.benchmark.statistics import (
 from pipelines.benchmark.tables import (
     UNFINISHED,
     UNMOVED,
+    counted,
     markdown,
     probability,
     seconds_text,
@@ -55,11 +56,6 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def counted(number: int, noun: str) -> str:
-    """Write a number and a noun."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def span(values: Iterable[float]) -> str:
     """Write the values of a setting that searches may differ in."""
     found = sorted(set(values))
@@ -76,7 +72,7 @@ def what_was_run(evaluation: Evaluation) -> str:
     outside = sorted(datasets - set(paper.DATASETS))
     parts = [
         f"{counted(len(datasets), 'dataset')}, {counted(n_methods, 'method')}, columns scaled by "
-        f"{listed(scalings)}: {counted(len(searches), 'search').replace('searchs', 'searches')}. "
+        f"{listed(scalings)}: {len(searches)} searches. "
         f"Each tries the default configuration and up to {n_drawn} drawn ones, at most "
         f"{span(one.limit_seconds for one in searches)} s each and "
         f"{span(one.budget_seconds for one in searches)} s together. The best ARI counts, and its "

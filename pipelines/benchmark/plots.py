@@ -32,6 +32,7 @@ from pipelines.benchmark.statistics import (
     paper_points,
     points,
 )
+from pipelines.benchmark.tables import counted
 
 THEMES = {"light": ("white", "#24292f"), "dark": ("#0d1117", "#e6edf3")}
 GRID_COLOR = "#8b949e"
@@ -112,7 +113,7 @@ def draw_pareto(evaluation: Evaluation, path: Path) -> None:
             own = points(evaluation, scaling, methods)
             printed = paper_points([m for m in methods if m in paper.METHODS], datasets)
             draw_points(axes, own, printed)
-            tidy(axes, f"{title}, {len(datasets)} datasets")
+            tidy(axes, f"{title}, {counted(len(datasets), 'dataset')}")
             drawn.append((axes, own, printed))
         figure.draw_without_rendering()  # where marks are is known only then
         for axes, own, printed in drawn:
@@ -251,9 +252,9 @@ def draw_curves(axes: Axes, evaluation: Evaluation, scaling: str) -> None:
         if method in printed:
             known = anytime_marks(printed[method])
             axes.plot(*known, color=color, marker=marker, mfc="none", ls="", ms=5, mew=1)
-    axes.set_xlim(0, n_trials * 1.42)
+    axes.set_xlim(1 - 0.02 * n_trials, n_trials * 1.42)
     axes.set_xticks(np.unique(np.linspace(1, n_trials, 6).round().astype(int)))
-    tidy(axes, f"{scaling}, {len(datasets)} datasets")
+    tidy(axes, f"{scaling}, {counted(len(datasets), 'dataset')}")
     axes.set_xlabel("trials")
     name_ends(axes, ends, n_trials)
     if printed:

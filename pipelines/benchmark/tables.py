@@ -38,6 +38,11 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ruler, *rows))
 
 
+def counted(number: int, noun: str) -> str:
+    """Write a number and a noun."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def two_digits(value: float) -> str:
     """Write a score as the paper does, without a minus before a zero."""
     return f"{round(value, 2) + 0.0:.2f}"
