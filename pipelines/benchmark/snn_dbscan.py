@@ -2,9 +2,10 @@
 
 A point's list has its k nearest others, without itself; of equally near ones those with smaller row
 numbers. Two points are similar if their lists share at least a threshold of entries; a point with
-`min_samples` similar ones, itself included, is a core point; core points that are similar are in one
-cluster; any other point belongs to the first cluster with a core point similar to it, or is noise.
-In the original only pairs that are in each other's lists can be similar (`mutual`).
+`min_samples` similar ones, itself included, is a core point; similar core points share a cluster;
+any other point belongs to the first cluster with a core point similar to it, or is noise. In the
+original only pairs that are in each other's lists can be similar (`mutual`); without that rule the
+method scores higher on the paper's small datasets, as high as the paper says.
 
 Clusters are numbered by their first core point. scikit-learn's DBSCAN gives the same labels from a
 matrix of k minus the shared entries, but that matrix, or its sparse form, has up to N x N entries.
@@ -17,6 +18,7 @@ Memory: three times N x k x 4 bytes, and 16 bytes a point for each task under wa
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -102,7 +104,7 @@ def _over_rows(task: Callable[[int, int], Any], n_points: int) -> list[Any]:
     """Run a kernel on ranges of rows, on all processors; return what it returns, in order."""
     n_tasks = max(1, min(N_TASKS, n_points // ROWS_PER_TASK))
     bounds = np.linspace(0, n_points, n_tasks + 1).astype(int).tolist()
-    return in_threads(lambda ends: task(*ends), zip(bounds[:-1], bounds[1:], strict=True))
+    return in_threads(lambda ends: task(*ends), itertools.pairwise(bounds))
 
 
 def _merge(forests: list[Numbers]) -> Numbers:
