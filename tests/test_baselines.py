@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from pipelines.benchmark import dpc, snn_dbscan
 from pipelines.benchmark.baselines import BASELINES, dbscan_eps, neighbor_distances
-from pipelines.benchmark.distances import TILE, distance_matrix
+from pipelines.benchmark.distances import ROWS, TILE, distance_matrix, nearest_by_products
 from pipelines.benchmark.dpc import dpc_labels, measure_pairs
 from pipelines.benchmark.methods import Facts
 from pipelines.benchmark.snn_dbscan import nearest_lists, snn_dbscan_labels
@@ -50,6 +50,19 @@ def test_distances_of_several_tiles(n_columns):
     np.testing.assert_array_equal(found, found.T)
     assert not np.diag(found).any()
     np.testing.assert_array_equal(distance_matrix(x, np.float32), found.astype(np.float32))
+
+
+@given(few_points(), st.data())
+def test_nearest_by_products(x, data):
+    k = data.draw(st.integers(1, len(x) - 1))
+    x = np.round(x * 8)  # products and sums are exact
+    np.testing.assert_array_equal(nearest_by_products(x, k), naive_lists(x, k))
+
+
+def test_nearest_by_products_of_several_blocks():
+    x = np.random.default_rng(0).random((2 * ROWS + 44, 30))
+    np.testing.assert_array_equal(nearest_by_products(x, 17), naive_lists(x, 17))
+    np.testing.assert_array_equal(nearest_lists(x, 17), naive_lists(x, 17))
 
 
 # DPC
@@ -221,6 +234,11 @@ def test_snn_dbscan_is_dbscan_on_counts(x, data):
     np.fill_diagonal(apart, 0)
     model = DBSCAN(eps=k - threshold + 1e-9, min_samples=min_samples, metric="precomputed")
     np.testing.assert_array_equal(found, model.fit_predict(apart))
+
+
+def test_lists_longer_than_the_others():
+    with pytest.raises(ValueError, match=r"k is 5, but with 5 points it must be in \[1, 4\]"):
+        nearest_lists(np.zeros((5, 2)), 5)
 
 
 # DBSCAN and HDBSCAN
