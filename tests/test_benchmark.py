@@ -1,9 +1,9 @@
 """The benchmark: preparation, draws, the search under limits, runs on Dask, the command line."""
 
+import contextlib
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -293,12 +293,13 @@ def test_slow_configurations_are_killed_in_time():
     assert found.trials[1].reason == "More than 1 s."
     assert found.n_wanted == 5
     assert found.best == 0
-    assert not any("sleep(60.125)" in line for line in command_lines())
+    assert not any("sleep(60.125)" in command_line(process) for process in psutil.process_iter())
 
 
-def command_lines():
-    for process in psutil.process_iter(["cmdline"]):
-        yield " ".join(process.info["cmdline"] or [])
+def command_line(process):
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
 
 
 def test_a_trial_that_ends_just_too_late_is_over_time():
@@ -403,14 +404,14 @@ def test_files_of_another_configuration_are_refused(tmp_path):
 DRIVER = """
 import sys
 from pathlib import Path
-from tests.test_benchmark import FAST, plan_of, run_all
+from pipelines.benchmark.protocol import Settings
+from pipelines.benchmark.running import Plan, run_all
 from tests.acting import acting
-import dataclasses
 if __name__ == "__main__":
-    methods = [acting([{}], "quick"), acting([{"sleep": 600.25}], "slow")]
-    settings = dataclasses.replace(FAST, limit_seconds=500)
-    plan = plan_of(Path(sys.argv[1]), methods, settings)
-    run_all(dataclasses.replace(plan, folder=Path(sys.argv[2]), sets=None), n_workers=1)
+    out, data = map(Path, sys.argv[1:])
+    methods = [acting([{}], "quick"), acting([{"sleep": 600}], "slow")]
+    settings = Settings(n_reruns=0, limit_seconds=500)
+    run_all(Plan(out, data, ["clip-minmax"], None, methods, settings), n_workers=1)
 """
 
 
@@ -418,29 +419,27 @@ def test_a_killed_driver_leaves_nothing_behind_and_is_resumed(tmp_path):
     data, out = tmp_path / "data", tmp_path / "out"
     data.mkdir()
     np.savez(data / "toy.npz", X=TOY.x, y=np.arange(N_POINTS) % 3)
-    driver = subprocess.Popen(
+    quick = path_of(out, "clip-minmax", "toy", "quick")
+    driver = psutil.Popen(
         [sys.executable, "-c", DRIVER, str(out), str(data)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    quick = path_of(out, "clip-minmax", "toy", "quick")
-    wait_until(quick.exists)
-    family = psutil.Process(driver.pid)
-    wait_until(
-        lambda: any(
-            "benchmark.child" in " ".join(p.cmdline()) for p in family.children(recursive=True)
-        )
-    )
-    below = family.children(recursive=True)
-    driver.send_signal(signal.SIGKILL)
-    driver.wait()
+    try:
+        wait_until(quick.exists, seconds=180)
+        below = driver.children(recursive=True)
+        lines = [command_line(process) for process in below]
+    finally:
+        driver.kill()
+        driver.wait()
+    assert any("pipelines.benchmark.child" in line for line in lines)
     wait_until(lambda: not any(process.is_running() for process in below))
     before = quick.stat().st_mtime_ns
     methods = [acting([{}], "quick"), acting([{}], "slow")]
-    settings = dataclasses.replace(FAST, limit_seconds=500)
-    plan = dataclasses.replace(plan_of(out, methods, settings), folder=data, sets=None)
+    settings = Settings(n_reruns=0, limit_seconds=500)
     said = []
+    plan = Plan(out, data, ["clip-minmax"], None, methods, settings)
     run_all(plan, n_workers=1, say=said.append)
     assert said[0] == "1 of 2 searches are there already"
     assert said[1].startswith("1/1 clip-minmax toy slow: ARI 1.0000, 1 of 1, ")
