@@ -1,8 +1,8 @@
 """The process that configurations run in: `python -m pipelines.benchmark.child FOLDER NAME PARENT`.
 
-Reads the dataset and one job after another from FOLDER, and writes a line of JSON for everything
-that begins or ends, so that whoever watches knows what to stop. Ends with its parent, or by it.
-Memory: that of the method.
+Reads one job after another, and its dataset, from FOLDER, and writes a line of JSON for everything
+that begins or ends, so that whoever watches knows what to stop. Ends with its parent, and then
+removes FOLDER, or is ended by it. Memory: that of the method.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 import itertools
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -26,7 +27,6 @@ from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 from pipelines.benchmark.methods import Config, Floats, Labels, Method
 from pipelines.benchmark.records import DONE, FAILED, OVER_MEMORY, Trial
 
-DATA = "data.npz"
 SHARE = "share"
 BEGIN, TRIAL, SHARED, BROKEN, END = "begin", "trial", "shared", "broken", "end"
 """What a line can say."""
@@ -41,6 +41,8 @@ JOB_SECONDS = 0.02
 class Job:
     """What to run."""
 
+    data: str
+    """Name of the file with the dataset, arrays x and y."""
     method: Method
     todo: list[tuple[int, Config]]
     """Configurations and their numbers."""
@@ -56,9 +58,7 @@ Say = Callable[..., None]
 def main(arguments: list[str]) -> None:
     """Run jobs as they come, and write what happens beside them."""
     folder, name, parent = Path(arguments[0]), arguments[1], int(arguments[2])
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    with np.load(folder / DATA) as file:
-        x, y = file["x"], file["y"]
+    threading.Thread(target=_end_with, args=(parent, folder), daemon=True).start()
     with (folder / f"{name}.lines").open("w", buffering=1) as lines:
 
         def say(what: str, **more: Any) -> None:
@@ -66,8 +66,11 @@ def main(arguments: list[str]) -> None:
 
         for number in itertools.count():
             job = _wait_for(job_path(folder, name, number))
+            with np.load(folder / job.data) as file:
+                x, y = file["x"], file["y"]
             warm_up(job, x)
             run(job, x, y, say)
+            del x, y
             say(END)
 
 
@@ -83,10 +86,11 @@ def _wait_for(path: Path) -> Job:
     return job
 
 
-def _end_with(parent: int) -> None:
-    """End this process when its parent has ended."""
+def _end_with(parent: int, folder: Path) -> None:
+    """End this process when its parent has ended, which leaves the folder to it."""
     while os.getppid() == parent:
         time.sleep(PARENT_SECONDS)
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 

@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 
 from pipelines.benchmark.baselines import BASELINES
-from pipelines.benchmark.machine import write_machine
 from pipelines.benchmark.preparing import SCALINGS
 from pipelines.benchmark.protocol import Settings
-from pipelines.benchmark.running import Plan, default_settings, run_all, tasks_of
+from pipelines.benchmark.running import Plan, default_settings, run_all
 from pipelines.benchmark.spores import SPORES
 from pipelines.benchmark.ties import write_ties
 from spore_dask import SporeError
@@ -126,9 +125,7 @@ def run_searches(options: argparse.Namespace) -> None:
         methods=[METHODS[name] for name in options.methods],
         settings=settings_of(options),
     )
-    tasks_of(plan)
-    write_machine(plan.out, told_command(options), plan.settings)
-    run_all(plan, options.scheduler, options.workers, say=_say)
+    run_all(plan, options.scheduler, options.workers, told_command(options), say=_say)
 
 
 def told_command(options: argparse.Namespace) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
 from pathlib import Path
@@ -19,6 +20,7 @@ import spore_dask
 from pipelines.benchmark.protocol import Settings
 from pipelines.benchmark.records import write_json
 
+AND = " && "
 PACKAGES = ("numpy", "scikit-learn", "scipy", "numba", "dask", "distributed")
 
 
@@ -56,5 +58,8 @@ def _processor() -> str:
 
 
 def write_machine(out: Path, command: str, settings: Settings) -> None:
-    """Write OUT/machine.json; that of an earlier call is replaced."""
-    write_json(out / "machine.json", describe_machine(command, settings))
+    """Write OUT/machine.json: of the last call, but with the commands of all calls."""
+    path = out / "machine.json"
+    found = json.loads(path.read_text())["command"].split(AND) if path.exists() else []
+    commands = AND.join(dict.fromkeys([*found, command]))
+    write_json(path, describe_machine(commands, settings))

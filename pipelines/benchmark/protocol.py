@@ -6,17 +6,17 @@ Memory: the dataset, which is also written to a temporary folder.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import tempfile
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from pipelines.benchmark.child import DATA, Job
+from pipelines.benchmark.child import Job
 from pipelines.benchmark.methods import Config, Facts, Method
 from pipelines.benchmark.preparing import Dataset
 from pipelines.benchmark.records import DONE, Search, Trial
-from pipelines.benchmark.watching import Child, Limits, Report
+from pipelines.benchmark.watching import Child, Limits, Report, child_with
 
 MOST_STOPPED = 2
 """Configurations that may be stopped before a search gives up."""
@@ -58,13 +58,11 @@ def search(dataset: Dataset, method: Method, settings: Settings) -> Search:
     n_classes = len(np.unique(dataset.y))
     facts = Facts(len(dataset.x), dataset.x.shape[1], n_classes)
     configs = method.configurations(facts, settings.n_draws, settings.seed)
-    with tempfile.TemporaryDirectory(prefix="spore-benchmark-") as name:
-        folder = Path(name)
-        np.savez(folder / DATA, x=dataset.x, y=np.unique(dataset.y, return_inverse=True)[1])
-        with Child(folder, settings.n_threads) as child:
-            trials, shared_seconds = _try_all(child, method, configs, settings)
-            best = best_of(trials)
-            reruns = [] if best is None else _rerun(child, method, trials[best], settings)
+    with child_with(settings.n_threads) as child, _at_hand(child, dataset) as data:
+        work = Work(child, data, method, settings)
+        trials, shared_seconds = _try_all(work, configs)
+        best = best_of(trials)
+        reruns = [] if best is None else _rerun(work, trials[best])
     return Search(
         dataset=dataset.name,
         scaling=dataset.scaling,
@@ -94,17 +92,47 @@ def best_of(trials: list[Trial]) -> int | None:
     return None if best is None else best.number
 
 
-def _try_all(
-    child: Child, method: Method, configs: list[Config], settings: Settings
-) -> tuple[list[Trial], float]:
+@contextlib.contextmanager
+def _at_hand(child: Child, dataset: Dataset) -> Iterator[str]:
+    """Write a dataset for a child, and remove it afterwards."""
+    path = child.folder / f"{dataset.name}.npz"
+    np.savez(path, x=dataset.x, y=np.unique(dataset.y, return_inverse=True)[1])
+    try:
+        yield path.name
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What runs where."""
+
+    child: Child
+    data: str
+    method: Method
+    settings: Settings
+
+    def run(
+        self,
+        todo: list[tuple[int, Config]],
+        sharing: bool,
+        seconds: tuple[float, float],
+        enough: Callable[[Trial], bool] = lambda trial: False,
+    ) -> Report:
+        """Run configurations, with so many seconds for each and for all, until one is enough."""
+        limits = Limits(*seconds, self.settings.memory_nbytes)
+        job = Job(self.data, self.method, todo, sharing, budget_seconds=limits.total_seconds)
+        return self.child.run(job, limits, enough)
+
+
+def _try_all(work: Work, configs: list[Config]) -> tuple[list[Trial], float]:
     """Try configurations in order; return the trials, and the seconds of what they share."""
     reports: list[Report] = []
     trials: list[Trial] = []
-    left = settings.budget_seconds
+    left = work.settings.budget_seconds
     while len(trials) < len(configs) and left > 0:
         todo = list(enumerate(configs))[len(trials) :]
-        job = Job(method, todo, sharing=True, budget_seconds=left)
-        report = child.run(job, _limits(settings, settings.limit_seconds, left))
+        report = work.run(todo, True, (work.settings.limit_seconds, left))
         reports.append(report)
         trials += report.trials
         left -= report.seconds
@@ -114,19 +142,15 @@ def _try_all(
     return trials, reports[0].shared_seconds if reports else 0.0
 
 
-def _rerun(child: Child, method: Method, best: Trial, settings: Settings) -> list[Trial]:
+def _rerun(work: Work, best: Trial) -> list[Trial]:
     """Run the best configuration from scratch, once only if that takes longer than the limit."""
+    settings = work.settings
     if not settings.n_reruns:
         return []
-    todo = [(best.number, best.config)] * settings.n_reruns
-    total = settings.budget_seconds
-    job = Job(method, todo, sharing=False, budget_seconds=total)
 
     def is_slow(trial: Trial) -> bool:
         return trial.outcome != DONE or (trial.seconds or 0) > settings.limit_seconds
 
-    return child.run(job, _limits(settings, total, total), is_slow).trials
-
-
-def _limits(settings: Settings, item_seconds: float, total_seconds: float) -> Limits:
-    return Limits(item_seconds, total_seconds, settings.memory_nbytes)
+    todo = [(best.number, best.config)] * settings.n_reruns
+    seconds = (settings.budget_seconds, settings.budget_seconds)
+    return work.run(todo, False, seconds, is_slow).trials

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 from distributed import Client, LocalCluster, as_completed, get_worker
 
+from pipelines.benchmark.machine import write_machine
 from pipelines.benchmark.methods import Method
 from pipelines.benchmark.preparing import chosen, load
 from pipelines.benchmark.protocol import Settings, search
@@ -99,9 +100,10 @@ def run_all(
     plan: Plan,
     client: str | None = None,
     n_workers: int = 2,
+    command: str = "",
     say: Callable[[str], None] = print,
 ) -> None:
-    """Run the searches that have no file yet, large ones first.
+    """Run the searches that have no file yet, large ones first; write what the machine is.
 
     Parameters
     ----------
@@ -111,6 +113,8 @@ def run_all(
         Default: a LocalCluster.
     n_workers : int
         Its processes, of one thread each.
+    command : str
+        What the user called, without paths, for OUT/machine.json.
     say : callable
         Gets a line for each search that is finished.
 
@@ -127,6 +131,7 @@ def run_all(
         say(f"{len(wanted) - len(tasks)} of {len(wanted)} searches are there already")
     if not tasks:
         return
+    write_machine(plan.out, command, plan.settings)
     with _cluster(client, n_workers) as connected:
         _run(connected, [dataclasses.replace(task, pins=client is None) for task in tasks], say)
 
@@ -186,11 +191,11 @@ def _run(client: Client, tasks: list[Task], say: Callable[[str], None]) -> None:
         client.submit(
             run_task,
             task,
-            priority=task.n_points,
+            priority=-number,
             workers=alone if task.n_points > LARGE_POINTS else None,
             pure=False,
         ): task
-        for task in tasks
+        for number, task in enumerate(tasks)
     }
     lost = []
     for n_done, future in enumerate(as_completed(futures), 1):

@@ -1,22 +1,25 @@
 """Run configurations in a child process, and stop it when time or memory runs out.
 
-Limits hold for compiled code too, which no exception would end. Writes jobs into a folder that has
-the dataset, reads the lines that the child writes there. Memory: the lines.
+Limits hold for compiled code too, which no exception would end. Writes jobs into a temporary folder
+that has the dataset, reads the lines that the child writes there. Memory: the lines.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import cloudpickle
 import psutil
@@ -31,6 +34,8 @@ MEMORY_SECONDS = 0.2
 START_SECONDS = 300.0
 """To import and to compile, before any clock of the protocol starts."""
 START = "start"
+KEPT_NBYTES = 1 << 30
+"""A child that has more than this at the end of a search is not used for another one."""
 ROOT = Path(__file__).parents[2]
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
@@ -63,38 +68,67 @@ class Report:
 
 
 class Child:
-    """Runs jobs on the dataset in a folder, in one process until that must be stopped."""
+    """Runs jobs on one dataset after another, in one process until that must be stopped."""
 
-    def __init__(self, folder: Path, n_threads: int) -> None:
-        self._folder, self._n_threads = folder, n_threads
-        self._n_started = 0
+    def __init__(self, n_threads: int) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="spore-benchmark-"))
+        self._n_threads, self._n_started = n_threads, 0
         self._process: _Process | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
 
     def run(
         self, job: Job, limits: Limits, enough: Callable[[Trial], bool] = lambda trial: False
     ) -> Report:
         """Run a job, up to the first trial that is enough, or that must be stopped."""
         if self._process is None:
-            self._process = _Process(self._folder, f"child-{self._n_started}", self._n_threads)
+            self._process = _Process(self.folder, f"child-{self._n_started}", self._n_threads)
             self._n_started += 1
         self._process.give(job)
         watch = _Watch(self._process, job.todo, limits)
         while not watch.is_over(enough):
             time.sleep(POLL_SECONDS)
         if not watch.ended:
-            self._end()
+            self.stop()
         return watch.spent()
 
-    def _end(self) -> None:
+    def is_small(self) -> bool:
+        """Tell whether what earlier jobs have left in memory is little."""
+        return self._process is None or self._process.used_nbytes() < KEPT_NBYTES
+
+    def stop(self) -> None:
+        """End the process; the next job starts another one."""
         if self._process is not None:
             self._process.end()
         self._process = None
+
+    def end(self) -> None:
+        """End the process, and remove the folder."""
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+_idle: dict[tuple[int, ...], Child] = {}
+"""Children that are done, by their threads and processors: to load everything takes seconds."""
+
+
+@contextlib.contextmanager
+def child_with(n_threads: int) -> Iterator[Child]:
+    """Borrow a child, an idle one if there is one."""
+    kind = (n_threads, *(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()))
+    child = _idle.pop(kind, None) or Child(n_threads)
+    try:
+        yield child
+    except BaseException:
+        child.end()
+        raise
+    if not child.is_small():
+        child.stop()
+    _idle[kind] = child
+
+
+@atexit.register
+def _end_idle() -> None:
+    while _idle:
+        _idle.popitem()[1].end()
 
 
 class _Process:
