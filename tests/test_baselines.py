@@ -13,7 +13,13 @@ from threadpoolctl import threadpool_limits
 
 from pipelines.benchmark import dpc, snn_dbscan
 from pipelines.benchmark.baselines import BASELINES, dbscan_eps, neighbor_distances
-from pipelines.benchmark.distances import ROWS, TILE, distance_matrix, nearest_by_products
+from pipelines.benchmark.distances import (
+    FEW_COLUMNS,
+    ROWS,
+    TILE,
+    distance_matrix,
+    nearest_by_products,
+)
 from pipelines.benchmark.dpc import dpc_labels, measure_pairs
 from pipelines.benchmark.methods import Facts
 from pipelines.benchmark.snn_dbscan import nearest_lists, snn_dbscan_labels
@@ -60,7 +66,7 @@ def test_nearest_by_products(x, data):
 
 
 def test_nearest_by_products_of_several_blocks():
-    x = np.random.default_rng(0).random((2 * ROWS + 44, 30))
+    x = np.random.default_rng(0).random((2 * ROWS + 44, FEW_COLUMNS + 1))
     np.testing.assert_array_equal(nearest_by_products(x, 17), naive_lists(x, 17))
     np.testing.assert_array_equal(nearest_lists(x, 17), naive_lists(x, 17))
 

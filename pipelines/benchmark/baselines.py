@@ -18,11 +18,13 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.utils import check_random_state
 from threadpoolctl import threadpool_limits
 
-from pipelines.benchmark.distances import TREE_COLUMNS, distance_matrix
+from pipelines.benchmark.distances import distance_matrix
 from pipelines.benchmark.dpc import Pairs, dpc_labels, measure_pairs
 from pipelines.benchmark.methods import Config, Facts, Floats, Labels, Method
 from pipelines.benchmark.snn_dbscan import Numbers, nearest_lists, snn_dbscan_labels
 
+TREE_COLUMNS = 15
+"""Columns up to which scikit-learn's trees find neighbours faster than comparing all pairs."""
 MATRIX_ROWS, MATRIX_COLUMNS = 10_000, 100
 """Rows up to which, and columns beyond which, HDBSCAN works on a matrix of distances.
 

@@ -22,8 +22,6 @@ TILE = 1024
 """Rows of a tile."""
 ROWS = 128
 """Rows whose nearest are found at a time."""
-TREE_COLUMNS = 15
-"""Columns up to which trees find neighbours faster than comparing all pairs."""
 FEW_COLUMNS = 64
 """Columns up to which differences are squared one by one; beyond, products are far faster."""
 
@@ -63,8 +61,8 @@ def distance_matrix(x: Floats, dtype: DTypeLike = np.float64) -> NDArray[Any]:
 def nearest_by_products(x: Floats, k: int) -> NDArray[np.int32]:
     """Return the k nearest others of each row, by (distance, row).
 
-    Distances are made of products in float64. With dozens of columns or more this is several times
-    faster than a search that certifies every neighbour by direct distances.
+    Distances are made of products in float64. With more than FEW_COLUMNS columns this is several
+    times faster than a search that certifies every neighbour by direct distances.
     """
     squares = np.einsum("ij,ij->i", x, x)
     found = np.empty((len(x), k), np.int32)

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.benchmark.distances import TREE_COLUMNS, nearest_by_products
+from pipelines.benchmark.distances import FEW_COLUMNS, nearest_by_products
 from pipelines.benchmark.methods import Floats, Labels
 from spore_dask.kernels.compiling import kernel
 from spore_dask.search import neighbor_rows
@@ -57,7 +57,7 @@ def nearest_lists(x: Floats, k: int) -> Numbers:
             f"k is {k}, but with {len(x)} points it must be in [1, {len(x) - 1}]; "
             "ask for shorter lists."
         )
-    if x.shape[1] > TREE_COLUMNS:
+    if x.shape[1] > FEW_COLUMNS:
         return nearest_by_products(x, k)
     found = neighbor_rows(np.ascontiguousarray(x, np.float64), k, knn="exact")
     return np.ascontiguousarray(found.neighbors[:, 1:], np.int32)
