@@ -33,8 +33,8 @@ class Result:
 
     contestant: str
     title: str
-    density: bool
-    """Whether it is density-based."""
+    kind: str
+    """"density" if it is density-based, "sample" if on a sample, "centres" for K-means."""
     ours: bool
     n_points: int
     n_columns: int
@@ -46,6 +46,8 @@ class Result:
     """Bytes that each process might use."""
     seconds: float | None = None
     """From the start of clustering, with loading, without imports and compilation."""
+    stopped_seconds: float | None = None
+    """The same until it was ended, or failed."""
     wall_seconds: float | None = None
     """With these."""
     peak_nbytes: int | None = None

@@ -32,7 +32,9 @@ N_SAMPLED = 50_000
 N_QUERIED = 100_000
 """Rows whose nearest sampled row is looked up at once."""
 FEW_COLUMNS = 16
-"""Up to here, nearest sampled rows come from a k-d tree; beyond, from pynndescent."""
+"""Up to here trees find neighbours; beyond, approximate searches do."""
+CHUNK_NBYTES = 32 << 20
+"""Size of the blocks that dask-ml reads, at most; there are eight at least."""
 N_WARM, N_WARM_CLUSTERS = 2000, 8
 """Rows that all compile on."""
 STARTED, FINISHED, LABELS = "started", "finished.json", "labels.npy"
@@ -74,13 +76,13 @@ class Contestant:
     """What is imported to see whether it is there."""
     cluster: Callable[[Job, Any], tuple[Labels, dict[str, Any]]]
     """From a job and a source (of the data or of the warm-up) to labels and further facts."""
-    density: bool
-    """Whether it is density-based."""
+    kind: str
+    """"density" if it is density-based, "sample" if on a sample, "centres" for K-means."""
     ours: bool = False
     peer: bool = False
     """Whether it needs the Python of the author's package."""
     n_crowd: int = 0
-    """Rows of one blob that it compiles on too: many in many columns are searched another way."""
+    """Rows of one blob that it compiles on too: with many columns these are searched otherwise."""
 
 
 def mapped(source: str) -> NDArray[np.float32]:
@@ -199,7 +201,7 @@ def cluster_dask_ml(job: Job, source: Any) -> tuple[Labels, dict[str, Any]]:
     import distributed
     from dask_ml.cluster import KMeans
 
-    chunk = max(1, (32 << 20) // (4 * job.n_columns))
+    chunk = max(1, min(CHUNK_NBYTES // (4 * job.n_columns), -(-job.n_points // 8)))
     sizes = tuple(min(chunk, job.n_points - first) for first in range(0, job.n_points, chunk))
     with (
         distributed.LocalCluster(
@@ -228,22 +230,22 @@ def read_block(source: str, block_info: Any = None) -> NDArray[np.float32]:
 CONTESTANTS = {
     contestant.name: contestant
     for contestant in (
-        Contestant("spore_dask", "spore_dask", "spore-dask", "spore_dask", cluster_ours, True,
+        Contestant("spore_dask", "spore_dask", "spore-dask", "spore_dask", cluster_ours, "density",
                    ours=True, n_crowd=20_000),
         Contestant("fast_hdbscan", "fast_hdbscan", "fast-hdbscan", "fast_hdbscan",
-                   cluster_fast_hdbscan, True),
-        Contestant("hdbscan", "hdbscan", "hdbscan", "hdbscan", cluster_hdbscan, True),
+                   cluster_fast_hdbscan, "density"),
+        Contestant("hdbscan", "hdbscan", "hdbscan", "hdbscan", cluster_hdbscan, "density"),
         Contestant("spore_clustering", "spore-clustering", "spore-clustering",
-                   "spore_clustering", cluster_author, True, peer=True),
+                   "spore_clustering", cluster_author, "density", peer=True),
         Contestant("spore_clustering_exact", "spore-clustering, exact", "spore-clustering",
-                   "spore_clustering", cluster_author_exact, True, peer=True),
+                   "spore_clustering", cluster_author_exact, "density", peer=True),
         Contestant("hdbscan_sample", f"fast_hdbscan on {N_SAMPLED:,} rows", "fast-hdbscan",
-                   "fast_hdbscan", cluster_sample, True),
-        Contestant("kmeans", "KMeans", "scikit-learn", "sklearn", cluster_kmeans, False),
+                   "fast_hdbscan", cluster_sample, "sample"),
+        Contestant("kmeans", "KMeans", "scikit-learn", "sklearn", cluster_kmeans, "centres"),
         Contestant("minibatch_kmeans", "MiniBatchKMeans", "scikit-learn", "sklearn",
-                   cluster_minibatch, False),
+                   cluster_minibatch, "centres"),
         Contestant("dask_ml_kmeans", "dask-ml KMeans", "dask-ml", "dask_ml", cluster_dask_ml,
-                   False),
+                   "centres"),
     )
 }  # fmt: skip
 """All, ours first."""
@@ -255,7 +257,7 @@ def warm_sets(contestant: Contestant, job: Job) -> Iterator[NDArray[np.float32]]
     centres = rng.uniform(0, 10, (N_WARM_CLUSTERS, job.n_columns))
     rows = centres[rng.integers(0, N_WARM_CLUSTERS, N_WARM)]
     yield (rows + rng.standard_normal(rows.shape)).astype(np.float32)
-    if contestant.n_crowd:
+    if contestant.n_crowd and job.n_columns > FEW_COLUMNS:
         yield rng.standard_normal((contestant.n_crowd, job.n_columns), dtype=np.float32)
 
 

@@ -142,7 +142,7 @@ def line_of(result: Result) -> str:
 def blank(settings: Settings, contestant: Contestant, n_columns: int, n_points: int) -> Result:
     """Return a result of which only the cell and the contestant are known."""
     return Result(
-        contestant.name, contestant.title, contestant.density, contestant.ours,
+        contestant.name, contestant.title, contestant.kind, contestant.ours,
         n_points, n_columns, NOT_TRIED, memory_limit=settings.memory_limit,
     )  # fmt: skip
 
@@ -287,7 +287,7 @@ def judged(result: Result, watched: Watched, limits: Limits, folder: Path) -> Re
         n_processes=watched.n_processes,
     )
     if watched.outcome != DONE:
-        return result
+        return dataclasses.replace(result, stopped_seconds=watched.seconds)
     facts = json.loads((folder / FINISHED).read_text())
     return dataclasses.replace(
         result, **facts, **scores(folder.parent / "truth.npy", folder / LABELS)
