@@ -306,7 +306,7 @@ def test_the_page_says_who_wins_and_who_loses(tmp_path):
         result("kmeans", 10**6, 64, outcome=ABSENT, reason="scikit-learn is not installed", **lost),
     ):
         write_result(tmp_path / "out", made)
-    write_machine(tmp_path / "out", ["run", "--out", "/some/where/out"])
+    write_machine(tmp_path / "out", ["run", "--out", "/some/where/out"], 3.0)
     (tmp_path / "results.md").write_text("# Results\n\n## Other\n\nkept\n")
     for _ in range(2):
         write_page(tmp_path / "out", tmp_path)
@@ -315,8 +315,8 @@ def test_the_page_says_who_wins_and_who_loses(tmp_path):
     assert page.count("## Beside its peers") == 1
     for words in (
         "Ours finished 3 of 3 cells; its largest process had 1 GiB of private memory.",
-        "ours is the fastest in 2 columns at 10^6 points, in 64 columns at 10^6 points, 2.5 times as "
-        "fast as the next.",
+        "ours is the fastest in 2 columns at 10^6 points, in 64 columns at 10^6 points, 2.5 times "
+        "as fast as the next.",
         "It is the only one of them that finished in 64 columns at 10^6 points.",
         "2 columns, 10^5 points: ours (12.0 s, ARI 0.900) is slower than fast_hdbscan (4.0 s, ARI "
         "0.970): its stage 'neighbors' took 9.0 s, and starting workers, pilots and the way "
@@ -327,11 +327,12 @@ def test_the_page_says_who_wins_and_who_loses(tmp_path):
         "is 0.600, ours 0.900.",
         "2 columns, 10^5 points: fast_hdbscan has the highest ARI, 0.970, ours 0.900.",
         "hdbscan: over memory in 2 columns at 10^6 points.",
-        "| spore_dask | 12.0 s · 0.5 GiB · 0.900 | **20.0 s** · 1 GiB · 0.900 |",
+        "| spore_dask | 12.0 s · 512 MiB · 0.900 | **20.0 s** · 1 GiB · 0.900 |",
         "| hdbscan |  | over memory after 7.0 s |",
         "| hdbscan | over time after 90 s |",
         "| KMeans | absent: scikit-learn is not installed |",
         "`python -m pipelines.scale run --out out`",
+        "the others then have 3 times as long",
     ):
         assert words in page, words
     assert "/some/where" not in page

@@ -14,6 +14,8 @@ from pipelines.scale.running import ROOT, Settings, SpaceError, run_cells
 
 POINTS = (100_000, 1_000_000, 10_000_000)
 COLUMNS = (2, 8, 64, 384)
+OPTIONAL = [name for name, contestant in CONTESTANTS.items() if contestant.optional]
+USUAL = [name for name in CONTESTANTS if name not in OPTIONAL]
 PEER_PYTHON = ROOT / ".venv-peer" / "bin" / "python"
 
 
@@ -53,6 +55,7 @@ def commands() -> None:
 @click.option("--columns", type=Count(), multiple=True, default=COLUMNS, help="Again for more.")
 @click.option("--without", multiple=True, metavar="COLUMNSxPOINTS", help="A cell to leave out.")
 @click.option("--only", type=click.Choice(list(CONTESTANTS)), multiple=True, help="Contestants.")
+@click.option("--also", type=click.Choice(OPTIONAL), multiple=True, help="Beside the usual ones.")
 @click.option("--cap", default="2GiB", help="Private memory of each process.")
 @click.option("--limit", default=3600.0, help="Seconds for each contestant in each cell.")
 @click.option("--factor", default=3.0, help="Times what ours took, for the others (>= 60 s).")
@@ -65,12 +68,14 @@ def run(
     columns: tuple[int, ...],
     without: tuple[str, ...],
     only: tuple[str, ...],
+    also: tuple[str, ...],
     **options: object,
 ) -> None:
     """Measure all contestants, ours first; what OUT has already is not run again."""
     left_out = {parse_cell(text) for text in without}
     cells = {(c, n) for c in columns for n in points} - left_out
-    names = tuple(name for name in CONTESTANTS if not only or name in only)
+    wanted = {*(only or USUAL), *also}
+    names = tuple(name for name in CONTESTANTS if name in wanted)
     settings = Settings(
         out=out,
         contestants=names,
@@ -82,7 +87,7 @@ def run(
         seed=int(str(options["seed"])),
         say=lambda line: print(line, flush=True),
     )
-    write_machine(out, sys.argv[1:])
+    write_machine(out, sys.argv[1:], settings.factor)
     try:
         run_cells(settings, cells)
     except SpaceError as error:

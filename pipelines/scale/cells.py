@@ -95,19 +95,22 @@ def read_result(out: Path, n_columns: int, n_points: int, contestant: str) -> Re
     return Result(**json.loads(path.read_text())) if path.exists() else None
 
 
-def write_machine(out: Path, arguments: Iterable[str]) -> None:
-    """Write what the runs had: cores, memory, versions, the date and the command."""
-    command = ["python", "-m", "pipelines.scale", *map(_nameless, arguments)]
+def write_machine(out: Path, arguments: Iterable[str], factor: float) -> None:
+    """Write what the runs had: cores, memory, versions, the last date, and all commands."""
+    path = out / "machine.json"
+    command = shlex.join(["python", "-m", "pipelines.scale", *map(_nameless, arguments)])
+    earlier = json.loads(path.read_text())["commands"] if path.exists() else []
     machine: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
-        "command": shlex.join(command),
+        "commands": list(dict.fromkeys([*earlier, command])),
+        "factor": factor,
         "n_cores": os.cpu_count(),
         "memory_nbytes": psutil.virtual_memory().total,
         "processor": _processor(),
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
     }
-    write_json(out / "machine.json", machine)
+    write_json(path, machine)
 
 
 def _nameless(argument: str) -> str:

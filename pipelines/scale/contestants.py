@@ -81,6 +81,8 @@ class Contestant:
     ours: bool = False
     peer: bool = False
     """Whether it needs the Python of the author's package."""
+    optional: bool = False
+    """Whether it is run only if it is asked for."""
     n_crowd: int = 0
     """Rows of one blob that it compiles on too: with many columns these are searched otherwise."""
 
@@ -90,14 +92,13 @@ def mapped(source: str) -> NDArray[np.float32]:
     return np.load(source, mmap_mode="r")
 
 
-def cluster_ours(job: Job, source: Any) -> tuple[Labels, dict[str, Any]]:
+def cluster_ours(job: Job, source: Any, **options: Any) -> tuple[Labels, dict[str, Any]]:
     """Fit with defaults: from Zarr to a run on disk, two workers, the cap as memory limit."""
     import spore_dask
 
     out = str(Path(job.folder) / "run") if isinstance(source, str) else None
-    run = spore_dask.fit(
-        source, out, memory_limit=job.memory_limit, n_workers=job.n_threads, keep="labels"
-    )
+    where = {"memory_limit": job.memory_limit, "n_workers": job.n_threads}
+    run = spore_dask.fit(source, out, keep="labels", **where, **options)
     summary = run.summary
     facts = {
         "own_peak_nbytes": max(summary["peak_nbytes"].values()),
@@ -109,6 +110,11 @@ def cluster_ours(job: Job, source: Any) -> tuple[Labels, dict[str, Any]]:
         },
     }
     return np.asarray(run.labels[...]), facts
+
+
+def cluster_tuned(job: Job, source: Any) -> tuple[Labels, dict[str, Any]]:
+    """Fit with parameters that it chooses itself, without labels, among 30 configurations."""
+    return cluster_ours(job, source, params="auto")
 
 
 def cluster_author(job: Job, source: Any, **options: Any) -> tuple[Labels, dict[str, Any]]:
@@ -227,11 +233,16 @@ def read_block(source: str, block_info: Any = None) -> NDArray[np.float32]:
     return np.array(mapped(source)[first:last])
 
 
+OURS = "spore_dask"
+"""The one that others are compared with."""
 CONTESTANTS = {
     contestant.name: contestant
     for contestant in (
-        Contestant("spore_dask", "spore_dask", "spore-dask", "spore_dask", cluster_ours, "density",
+        Contestant(OURS, "spore_dask", "spore-dask", "spore_dask", cluster_ours, "density",
                    ours=True, n_crowd=20_000),
+        Contestant("spore_dask_tuned", "spore_dask, parameters chosen", "spore-dask",
+                   "spore_dask", cluster_tuned, "density", ours=True, optional=True,
+                   n_crowd=20_000),
         Contestant("fast_hdbscan", "fast_hdbscan", "fast-hdbscan", "fast_hdbscan",
                    cluster_fast_hdbscan, "density"),
         Contestant("hdbscan", "hdbscan", "hdbscan", "hdbscan", cluster_hdbscan, "density"),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.scale.cells import ABSENT, NOT_TRIED, OVER_MEMORY, Result, read_results
-from pipelines.scale.contestants import CONTESTANTS, N_SAMPLED
+from pipelines.scale.contestants import CONTESTANTS, N_SAMPLED, OURS
 from pipelines.scale.plots import draw_memory, draw_time
 from pipelines.sections import replace_section
 
@@ -24,7 +24,7 @@ CELL_SEPARATOR = " · "
 def write_page(out: Path, folder: Path) -> None:
     """Write tables and plots of the results in `out` into `folder`/results.md."""
     results = read_results(out)
-    if not any(result.ours for result in results):
+    if not any(result.contestant == OURS for result in results):
         raise ValueError("There is no result of ours to write about: run `pipelines.scale run`.")
     machine = json.loads((out / "machine.json").read_text())
     parts = [
@@ -43,9 +43,10 @@ def introduction(machine: dict[str, Any], results: list[Result]) -> str:
     versions = {r.contestant: f"{CONTESTANTS[r.contestant].package} {r.version}"
                 for r in results if r.version}  # fmt: skip
     packages = ", ".join(sorted({*versions.values(), *spelled(machine["versions"])}))
+    commands = listed([f"`{command}`" for command in machine["commands"]])
     cap = max(result.memory_limit or 0 for result in results)
     return (
-        f"`{machine['command']}` ({machine['date']}; {machine['processor']}, "
+        f"{commands} ({machine['date']}; {machine['processor']}, "
         f"{machine['n_cores']} cores, {size(machine['memory_nbytes'])}; Python "
         f"{machine['python']}; {packages}).\n\n"
         f"Each contestant has a process of its own, two threads or two worker processes, and "
@@ -53,7 +54,8 @@ def introduction(machine: dict[str, Any], results: list[Result]) -> str:
         "every 50 ms; who has more is ended. Ours reads Zarr and writes a run to disk, the others "
         "read a .npy file through a memory map. Time counts from the first byte that is loaded to "
         "the labels; imports, and compilation on a few other rows, come before. Ours runs first, "
-        "with its defaults; the others then have three times as long, and a minute at least. "
+        f"with its defaults; the others then have {machine['factor']:g} times as long, and a "
+        "minute at least; who runs over time or memory is not tried with more points. "
         "K-means is told the true number of clusters; HDBSCAN gets our minimum cluster size, and "
         "our density neighbours as `min_samples`, with which it is faster and better here than "
         "with its default. The adjusted Rand index leaves out the 3 % of rows that are background, "
@@ -68,8 +70,8 @@ def spelled(versions: dict[str, str]) -> Iterable[str]:
 
 
 def size(nbytes: float) -> str:
-    """Spell a size in GiB."""
-    return f"{nbytes / 2**30:.3g} GiB"
+    """Spell a size."""
+    return f"{nbytes / 2**20:.0f} MiB" if nbytes < 2**30 else f"{nbytes / 2**30:.3g} GiB"
 
 
 def count(n_points: int) -> str:
@@ -103,7 +105,12 @@ def places(cells: Iterable[tuple[int, int]]) -> str:
     points: dict[int, list[str]] = {}
     for n_columns, n_points in sorted(cells):
         points.setdefault(n_columns, []).append(count(n_points))
-    return ", ".join(f"in {c} columns at {' and '.join(n)} points" for c, n in points.items())
+    return ", ".join(f"in {c} columns at {listed(n)} points" for c, n in points.items())
+
+
+def listed(words: list[str]) -> str:
+    """Join words with commas, the last with "and"."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def findings(results: list[Result]) -> list[str]:
@@ -122,7 +129,7 @@ def findings(results: list[Result]) -> list[str]:
 
 def ours_of(cell: list[Result]) -> Result | None:
     """Return our result in a cell, if it is done."""
-    return next((result for result in cell if result.ours and result.done), None)
+    return next((result for result in cell if result.contestant == OURS and result.done), None)
 
 
 def rivals(cell: list[Result], kind: str) -> list[Result]:
@@ -134,7 +141,7 @@ def rivals(cell: list[Result], kind: str) -> list[Result]:
 def finished(cells: dict[tuple[int, int], list[Result]]) -> list[str]:
     """Say how many cells ours has finished, and in how much memory."""
     done = [ours for cell in cells.values() if (ours := ours_of(cell))]
-    tried = sum(any(r.ours for r in cell) for cell in cells.values())
+    tried = sum(any(r.contestant == OURS for r in cell) for cell in cells.values())
     peak = max((result.peak_nbytes or 0 for result in done), default=0)
     return [
         f"Ours finished {len(done)} of {tried} cells; its largest process had {size(peak)} of "
@@ -270,7 +277,8 @@ def table(results: list[Result], n_columns: int) -> str:
         "| | " + " | ".join(f"{count(n)} points" for n in points) + " |",
         "|---|" + "---|" * len(points),
     ]
-    for contestant in CONTESTANTS.values():
+    names = {result.contestant for result in results}
+    for contestant in (each for each in CONTESTANTS.values() if each.name in names):
         row = [cell_text([r for r in here if r.n_points == n], contestant.name) for n in points]
         lines.append(f"| {contestant.title} | " + " | ".join(row) + " |")
     return "\n\n".join(lines[:2]) + "\n\n" + "\n".join(lines[2:])

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pipelines.scale.cells import ABSENT, NOT_TRIED, Result
-from pipelines.scale.contestants import CONTESTANTS
+from pipelines.scale.contestants import CONTESTANTS, OURS
 
 THEMES = {"light": ("white", "#24292f"), "dark": ("#0d1117", "#e6edf3")}
-OURS_COLOR = "#d6336c"
+OUR_COLORS = {OURS: "#d6336c", "spore_dask_tuned": "#f783ac"}
 STYLES = {"density": "-", "sample": "--", "centres": ":"}
 """Lines of each kind of contestant."""
 DPI = 110
@@ -48,13 +49,20 @@ def _draw(folder: Path, name: str, results: list[Result], unit: str, value: Valu
             here = [result for result in results if result.n_columns == n_columns]
             _panel(axes, here, value)
             if value is _gib and (limits := {r.memory_limit for r in here if r.memory_limit}):
-                axes.axhline(max(limits) / 2**30, color=ink, linewidth=1, dashes=(2, 2))
+                _draw_cap(axes, max(limits) / 2**30, ink)
             _dress(axes, f"{n_columns} columns", paper, ink)
         places[0][0].set_ylabel(unit, color=ink)
-        _add_legend(figure, ink)
+        _add_legend(figure, {result.contestant for result in results}, ink)
         figure.savefig(folder / f"{name}.{theme}.png", dpi=DPI, facecolor=paper)
         plt.close(figure)
     return name
+
+
+def _draw_cap(axes: Axes, gib: float, ink: str) -> None:
+    """Draw the memory that a process may have."""
+    axes.axhline(gib, color=ink, linewidth=1, dashes=(2, 2))
+    words = {"color": ink, "fontsize": 8, "transform": axes.get_yaxis_transform()}
+    axes.text(0.02, gib * 0.96, "cap", va="top", **words)
 
 
 def _panel(axes: Axes, results: list[Result], value: Value) -> None:
@@ -63,7 +71,7 @@ def _panel(axes: Axes, results: list[Result], value: Value) -> None:
         mine = sorted((r for r in results if r.contestant == contestant.name), key=_n_points)
         tried = [r for r in mine if r.outcome not in (ABSENT, NOT_TRIED) and value(r)]
         done = [r for r in tried if r.done]
-        color, width = color_of(number), 2.5 if contestant.ours else 1.3
+        color, width = color_of(contestant.name), 2.5 if contestant.ours else 1.3
         style = STYLES[contestant.kind]
         at, heights = [r.n_points for r in tried], [value(r) for r in tried]
         axes.plot(at, heights, style, color=color, linewidth=width, zorder=9 - number)
@@ -82,11 +90,12 @@ def _n_points(result: Result) -> int:
     return result.n_points
 
 
-def color_of(number: int) -> str | tuple[float, float, float]:
-    """Return the colour of a contestant, ours being the first."""
+def color_of(name: str) -> Any:
+    """Return the colour of a contestant."""
     tab10 = plt.get_cmap("tab10").colors
     palette = [*tab10[:3], *tab10[4:6], *tab10[7:]]
-    return palette[(number - 1) % len(palette)] if number else OURS_COLOR
+    peers = [each for each in CONTESTANTS if each not in OUR_COLORS]
+    return OUR_COLORS.get(name) or palette[peers.index(name) % len(palette)]
 
 
 def _dress(axes: Axes, title: str, paper: str, ink: str) -> None:
@@ -101,14 +110,15 @@ def _dress(axes: Axes, title: str, paper: str, ink: str) -> None:
         spine.set_alpha(0.4)
 
 
-def _add_legend(figure: Figure, ink: str) -> None:
+def _add_legend(figure: Figure, names: set[str], ink: str) -> None:
     """Name the contestants below the panels."""
     lines = [
         plt.Line2D(
-            [], [], color=color_of(number), marker="o", linestyle=STYLES[contestant.kind],
+            [], [], color=color_of(contestant.name), marker="o", linestyle=STYLES[contestant.kind],
             linewidth=2.5 if contestant.ours else 1.3, label=contestant.title,
         )
-        for number, contestant in enumerate(CONTESTANTS.values())
+        for contestant in CONTESTANTS.values()
+        if contestant.name in names
     ]  # fmt: skip
     lost = {"color": ink, "marker": "X", "linestyle": "", "markersize": 9}
     lines.append(plt.Line2D([], [], **lost, label="did not finish"))

@@ -38,6 +38,7 @@ from pipelines.scale.contestants import (
     FINISHED,
     LABELS,
     N_SAMPLED,
+    OURS,
     STARTED,
     Contestant,
     Job,
@@ -155,7 +156,7 @@ def not_to_run(
     if not is_there(settings, contestant):
         reason = f"{contestant.package} is not installed"
         return dataclasses.replace(result, outcome=ABSENT, reason=reason)
-    for earlier in read_results(settings.out) if not contestant.ours else []:
+    for earlier in read_results(settings.out) if contestant.name != OURS else []:
         if (
             (earlier.contestant, earlier.n_columns) == (contestant.name, n_columns)
             and earlier.n_points < n_points
@@ -268,8 +269,7 @@ def run_one(settings: Settings, contestant: Contestant, job: Job) -> None:
 
 def limit_of(settings: Settings, contestant: Contestant, job: Job) -> float:
     """Return the seconds that a contestant may take: a peer, a few times what ours took."""
-    ours = next((c.name for c in CONTESTANTS.values() if c.ours), "")
-    first = read_result(settings.out, job.n_columns, job.n_points, ours)
+    first = read_result(settings.out, job.n_columns, job.n_points, OURS)
     if contestant.ours or first is None or first.seconds is None or not first.done:
         return settings.limit_seconds
     return min(settings.limit_seconds, max(LEAST_SECONDS, settings.factor * first.seconds))
