@@ -157,6 +157,14 @@ def test_a_time_limit_counts_from_the_mark(tmp_path):
     assert 1.4 <= found.wall_seconds < 20
 
 
+def test_processor_time_counts_from_the_mark(tmp_path):
+    spin = "\nend = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
+    code = "import pathlib, sys, time" + spin.format(1) + "pathlib.Path(sys.argv[1]).touch()"
+    found = watched(tmp_path, code + spin.format(0.5), Limits(1 << 30, 60))
+    assert found.outcome == DONE
+    assert 0.2 <= found.cpu_seconds <= 0.8
+
+
 def test_compilation_that_does_not_end_is_over_time(tmp_path):
     found = watched(tmp_path, "import time; time.sleep(60)", Limits(1 << 30, 60, 0.4))
     assert (found.outcome, found.reason) == (OVER_TIME, "before it began to cluster")
@@ -365,6 +373,7 @@ def test_a_small_run_from_the_command_line(tmp_path):
         assert 0 < found.seconds < found.wall_seconds
     assert results["spore_dask"].n_processes >= 3
     assert results["spore_dask"].recall == 1
+    assert results["spore_dask"].cpu_seconds > 0.1
     assert list((tmp_path / "w").iterdir()) == []
     machine = (tmp_path / "out" / "machine.json").read_text()
     assert str(tmp_path) not in machine

@@ -50,6 +50,8 @@ class Result:
     """The same until it was ended, or failed."""
     wall_seconds: float | None = None
     """With these."""
+    cpu_seconds: float | None = None
+    """Processor time of all processes in `seconds`: on an idle machine up to two a second."""
     peak_nbytes: int | None = None
     """Private memory of the largest process, seen from outside."""
     resident_nbytes: int | None = None

@@ -6,8 +6,9 @@ before a contestant runs, so that any Python that has a contestant's package can
 
 All have two threads or two processes. K-means variants are told the true number of clusters. The
 HDBSCAN variants get as `min_cluster_size` what ours resolves to for as many points, and as
-`min_samples` our `density_neighbors`: their own default, `min_cluster_size`, made fast_hdbscan 1.1
-to 60 times slower and its clusters worse on these data. All else is at its default.
+`min_samples` our `density_neighbors`: with their own default, `min_cluster_size`, fast_hdbscan took
+1.5 times the processor time on 100,000 x 2, and reached an ARI of 0.93 instead of 1.00; in 8
+columns 0.86 instead of 1.00. All else is at its default.
 """
 
 from __future__ import annotations
@@ -223,6 +224,8 @@ def cluster_dask_ml(job: Job, source: Any) -> tuple[Labels, dict[str, Any]]:
             points = da.map_blocks(read_block, source, chunks=chunks, dtype="f4", meta=meta)
         else:
             points = da.from_array(source, chunks=(chunk, job.n_columns))
+        if points.nbytes < job.memory_limit // 4:
+            points = points.persist()  # as one does with data that fits
         model = KMeans(job.n_clusters, random_state=0).fit(points)
         return model.labels_.compute(), {}
 

@@ -57,6 +57,8 @@ class Watched:
     peak_nbytes: int
     """Private memory of the largest process, seen from outside."""
     n_processes: int
+    cpu_seconds: float = 0.0
+    """Processor time of all processes from the mark of the start, as last seen."""
 
 
 def private_nbytes(pid: int) -> int:
@@ -73,6 +75,7 @@ class Family:
     def __init__(self, pid: int) -> None:
         self.root = psutil.Process(pid)
         self.known = {self.root}
+        self.cpu: dict[psutil.Process, float] = {}
         self.next_look = 0.0
 
     def look(self) -> None:
@@ -89,6 +92,14 @@ class Family:
         if time.perf_counter() >= self.next_look:
             self.look()
         return [process for process in self.known if _lives(process)]
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time of all, of those that have ended as last seen."""
+        for process in self.living():
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                self.cpu[process] = times.user + times.system
+        return sum(self.cpu.values())
 
     def end(self) -> None:
         """Kill all, until there are none left."""
@@ -160,13 +171,14 @@ def _until_end(
     process: subprocess.Popen[bytes], family: Family, mark: Path, limits: Limits
 ) -> Watched:
     """Poll until the command ends or goes too far."""
-    begin, marked, peak = time.perf_counter(), 0.0, 0
+    begin, marked, peak, cpu = time.perf_counter(), 0.0, 0, 0.0
     outcome, reason = "", ""
     while not outcome:
         ended = process.poll()
         now = time.perf_counter()
+        spent = family.cpu_seconds()
         if not marked and mark.exists():
-            marked = now
+            marked, cpu = now, spent
         used = max((private_nbytes(each.pid) for each in family.living()), default=0)
         peak = max(peak, used)
         over = now - marked > limits.seconds if marked else now - begin > limits.warm_seconds
@@ -180,7 +192,8 @@ def _until_end(
         else:
             time.sleep(POLL_SECONDS)
     seconds = time.perf_counter() - marked if marked else 0.0
-    return Watched(outcome, reason, seconds, now - begin, peak, len(family.known))
+    cpu = spent - cpu if marked else 0.0
+    return Watched(outcome, reason, seconds, now - begin, peak, len(family.known), cpu)
 
 
 def _wait_for_rest(family: Family) -> None:

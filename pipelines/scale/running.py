@@ -285,6 +285,7 @@ def judged(result: Result, watched: Watched, limits: Limits, folder: Path) -> Re
         wall_seconds=watched.wall_seconds,
         peak_nbytes=watched.peak_nbytes,
         n_processes=watched.n_processes,
+        cpu_seconds=watched.cpu_seconds,
     )
     if watched.outcome != DONE:
         return dataclasses.replace(result, stopped_seconds=watched.seconds)
