@@ -5,7 +5,6 @@ Reads the files of a run. Everything that is said follows from them: a small run
 
 from __future__ import annotations
 
-import os
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,47 +28,32 @@ from pipelines.benchmark.findings import (
 )
 from pipelines.benchmark.plots import PICTURES, draw_pictures
 from pipelines.benchmark.statistics import Evaluation
-from spore_dask import InputError
+from pipelines.sections import replace_section
 
 PAGE = "results.md"
 WIDTH = 100
-BEGIN, END = "<!-- evaluation: begin -->", "<!-- evaluation: end -->"
+NAME = "evaluation"
+"""Of the section."""
 
 
 def write_page(out: Path, folder: Path) -> None:
-    """Replace the marked section of a page by what a run says, and draw the pictures beside it.
+    """Replace the section `evaluation` of a page by what a run says, and draw pictures beside it.
 
     Parameters
     ----------
     out : Path
         Folder of the run.
     folder : Path
-        Has a results.md with the lines `<!-- evaluation: begin -->` and `<!-- evaluation: end -->`.
-        What is not between them stays as it is. The pictures are evaluation-*.png.
+        Where results.md is or will be; the pictures are evaluation-*.png.
 
     Raises
     ------
     InputError
         If there is no search in `out`, or the page does not have each mark once, in this order.
     """
-    page = folder / PAGE
-    before, after = around(page.read_text() if page.exists() else "", page)
     evaluation = Evaluation.read(out)
+    replace_section(folder / PAGE, NAME, section(evaluation))
     draw_pictures(evaluation, folder)
-    part = page.with_suffix(".part")
-    part.write_text(f"{before}{BEGIN}\n{section(evaluation)}\n{END}{after}")
-    os.replace(part, page)
-
-
-def around(text: str, page: Path) -> tuple[str, str]:
-    """Return what comes before the first mark, and after the last."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise InputError(
-            f"{page} must have the lines '{BEGIN}' and '{END}' once each, in this order: add them "
-            "where the evaluation is to stand."
-        )
-    before, rest = text.split(BEGIN)
-    return before, rest.split(END)[1]
 
 
 def section(evaluation: Evaluation) -> str:
