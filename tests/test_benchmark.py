@@ -42,7 +42,7 @@ from pipelines.benchmark.records import (
 )
 from pipelines.benchmark.running import Plan, is_finished, run_all, run_task, tasks_of
 from pipelines.benchmark.spores import SPORES, approximate_graph, exact_graph
-from spore_dask import InputError
+from spore_dask import ClusterError, InputError
 from tests.acting import N_POINTS, acting
 from tests.clusters import wait_until
 from tests.conftest import GOLDEN
@@ -356,8 +356,19 @@ def test_a_slow_best_one_is_run_again_once():
 # Runs
 
 
-def plan_of(out, methods, settings=FAST, sets=("iris", "wine")):
-    return Plan(out, None, ["clip-minmax"], list(sets), methods, settings)
+def plan_of(out, data, methods, settings=FAST):
+    return Plan(out, data, ["clip-minmax"], None, methods, settings)
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A folder with two datasets."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for n_more in (0, 60):
+        y = np.arange(N_POINTS + n_more) % 3
+        np.savez(folder / f"toy{n_more}.npz", X=np.random.default_rng(0).random((len(y), 2)), y=y)
+    return folder
 
 
 def scores_in(out):
@@ -367,31 +378,38 @@ def scores_in(out):
     }
 
 
-def test_parallel_equals_serial_and_is_found_done(tmp_path):
-    methods = [SPORES["SPORE"], SPORES["SPORE-RandSeed"]]
-    said = []
-    plan = plan_of(tmp_path / "parallel", methods)
-    run_all(plan, n_workers=2, say=said.append)
-    assert len(said) == 4
-    assert said[-1].startswith("4/4 clip-minmax ")
-    serial = plan_of(tmp_path / "serial", methods)
+def test_parallel_equals_serial(tmp_path, data):
+    """What a dataset has wrong shows on the workers only: all others are finished first."""
+    methods = [acting([{"wrong": n}, {"wrong": 200 - n}], f"{n}") for n in (10, 30)]
+    serial = plan_of(tmp_path / "serial", data, methods)
     for task in tasks_of(serial):
         run_task(task)
+    np.savez(data / "odd.npz", X=np.ones((9, 2)), y=np.ones(9)[:, None])
+    plan, said = plan_of(tmp_path / "parallel", data, methods), []
+    with pytest.raises(ClusterError, match=r"^2 of 6 searches were lost, the first of .* odd \d"):
+        run_all(plan, n_workers=2, say=said.append)
+    assert [line.split()[0] for line in said] == [f"{n}/6" for n in range(1, 7)]
+    assert sum(": lost, InputError: odd.npz has X of shape (9, 2)" in line for line in said) == 2
     assert len(scores_in(plan.out)) == 4
     assert scores_in(plan.out) == scores_in(serial.out)
-    again = []
-    run_all(plan, n_workers=2, say=again.append)
-    assert again == ["4 of 4 searches are there already"]
+
+
+def test_what_is_there_is_found_done(tmp_path, data):
+    plan, said = plan_of(tmp_path, data, [acting([{}], "A")]), []
+    for task in tasks_of(plan):
+        run_task(task)
+    run_all(plan, say=said.append)
+    assert said == ["2 of 2 searches are there already"]
+    assert not (tmp_path / "machine.json").exists()
 
 
 def test_large_datasets_come_first(tmp_path):
-    tasks = tasks_of(plan_of(tmp_path, [SPORES["SPORE"]], sets=["iris", "digits", "wine"]))
-    assert [task.dataset for task in tasks] == ["digits", "wine", "iris"]
+    plan = Plan(tmp_path, None, ["standard"], ["iris", "digits", "wine"], [SPORES["SPORE"]], FAST)
+    assert [task.dataset for task in tasks_of(plan)] == ["digits", "wine", "iris"]
 
 
-def test_files_of_another_configuration_are_refused(tmp_path):
-    plan = plan_of(tmp_path, [acting([{}], "A")], sets=["iris"])
-    (task,) = tasks_of(plan)
+def test_files_of_another_configuration_are_refused(tmp_path, data):
+    task = tasks_of(plan_of(tmp_path, data, [acting([{}], "A")]))[0]
     assert not is_finished(task)
     run_task(task)
     assert is_finished(task)
@@ -415,11 +433,10 @@ if __name__ == "__main__":
 """
 
 
-def test_a_killed_driver_leaves_nothing_behind_and_is_resumed(tmp_path):
-    data, out = tmp_path / "data", tmp_path / "out"
-    data.mkdir()
-    np.savez(data / "toy.npz", X=TOY.x, y=np.arange(N_POINTS) % 3)
-    quick = path_of(out, "clip-minmax", "toy", "quick")
+def test_a_killed_driver_leaves_nothing_behind_and_is_resumed(tmp_path, data):
+    out = tmp_path / "out"
+    (data / "toy60.npz").unlink()
+    quick = path_of(out, "clip-minmax", "toy0", "quick")
     driver = psutil.Popen(
         [sys.executable, "-c", DRIVER, str(out), str(data)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -433,28 +450,26 @@ def test_a_killed_driver_leaves_nothing_behind_and_is_resumed(tmp_path):
     finally:
         driver.kill()
         driver.wait()
-    assert any("pipelines.benchmark.child" in line for line in lines)
+    (folder,) = {line.split()[3] for line in lines if "pipelines.benchmark.child" in line}
     wait_until(lambda: not any(process.is_running() for process in below))
-    before = quick.stat().st_mtime_ns
-    methods = [acting([{}], "quick"), acting([{}], "slow")]
+    assert not Path(folder).exists()
     settings = Settings(n_reruns=0, limit_seconds=500)
-    said = []
-    plan = Plan(out, data, ["clip-minmax"], None, methods, settings)
-    run_all(plan, n_workers=1, say=said.append)
-    assert said[0] == "1 of 2 searches are there already"
-    assert said[1].startswith("1/1 clip-minmax toy slow: ARI 1.0000, 1 of 1, ")
-    assert quick.stat().st_mtime_ns == before
+    methods = [acting([{}], "quick"), acting([{}], "slow")]
+    first, second = tasks_of(plan_of(out, data, methods, settings))
+    assert [is_finished(first), is_finished(second)] == [True, False]
+    run_task(second)
+    assert [one.method for one in read_searches(out)] == ["quick", "slow"]
 
 
 # Commands
 
 
-def test_run_from_the_command_line(tmp_path):
-    """What a user starts: two datasets and two methods on a cluster of its own."""
+def test_run_from_the_command_line(tmp_path, capsys):
+    """What a user starts: two datasets and two methods, on a cluster of its own."""
     out = tmp_path / "out"
     command = [sys.executable, "-m", "pipelines.benchmark", "run", "--out", str(out)]
     command += ["--sets", "iris", "wine", "--methods", "SPORE", "KMeans", "--draws", "3"]
-    command += ["--reruns", "2", "--scaling", "clip-minmax"]
+    command += ["--reruns", "2", "--scaling", "clip-minmax", "--workers", "1"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     assert len(done.stdout.splitlines()) == 4
@@ -468,14 +483,14 @@ def test_run_from_the_command_line(tmp_path):
     assert os.uname().nodename not in text
     assert machine["command"] == (
         "python -m pipelines.benchmark run --out OUT --sets iris wine --scaling clip-minmax "
-        "--methods SPORE KMeans --draws 3 --reruns 2"
+        "--methods SPORE KMeans --draws 3 --reruns 2 --workers 1"
     )
     assert machine["settings"]["n_draws"] == 3
     assert {"numpy", "scikit-learn", "numba", "dask", "spore_dask"} <= set(machine["versions"])
     command[command.index("3")] = "4"
-    refused = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("run: The search of clip-minmax ")
+    with pytest.raises(SystemExit, match="2"):
+        commands.main(command[3:])
+    assert capsys.readouterr().err.startswith("run: The search of clip-minmax ")
     assert json.loads((out / "machine.json").read_text()) == machine
 
 

@@ -38,7 +38,7 @@ SIZE_RATIO = 20.0
 """Of the largest cluster to the smallest."""
 N_PLACES = 24
 """Balls side by side; each holds one or two clusters."""
-SHEETS_APART = 0.5
+SHEETS_APART = 0.8
 """Distance of two parallel sheets, over their radius."""
 SHEET_WIDTH = 0.05
 """Thickness of a sheet, over its radius."""
