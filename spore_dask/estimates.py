@@ -1,8 +1,8 @@
 """`estimate`: what a fit will take in memory, disk and time, before it starts.
 
 Reads a few chunks of the source and fits a few and many of their rows in this process, in temporary
-folders; the line through what each stage took there leads to the whole. Memory comes from the plan.
-Memory: that of a fit of the sample.
+folders: how long each stage took there for what it had to do (`costs`) gives its pace, and that
+leads to the whole. Memory comes from the plan. Memory: that of a fit of the sample.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import numpy as np
 from dask.utils import format_bytes
 from numpy.typing import NDArray
 
-from spore_dask import memory
+from spore_dask import costs, memory
 from spore_dask.api import fit
+from spore_dask.costs import ALONE, Pace, Size
 from spore_dask.graph import Graph
 from spore_dask.jobs import Job, find_job, place_beside
 from spore_dask.pilot import CELLS, compared_by_cells
@@ -41,9 +42,10 @@ LOAD_SECONDS = 0.8
 """What the first task takes on a new worker, to load libraries."""
 TASK_SECONDS = 0.012
 """What a task takes beside its work, on a worker."""
-TASKS_PER_SHARD = {"points": 2, "graph": 1, "density": 3, "fragments": 2}
-HERE = ("expand", "reassign", "publish")
-"""Stages that the coordinator does itself."""
+SENT_SECONDS = 0.001
+"""What it takes the coordinator and the scheduler to send a task and to hear of its end."""
+PIECE_SECONDS = 2e-5
+"""What a part of a file takes in an exchange, beside its bytes."""
 UNSURE = 2.0
 """Factor by which the share of fragments may differ from that of the sample."""
 
@@ -174,16 +176,39 @@ class Pilot:
     between_seconds: float
     """Time that the fit of many spent between its stages."""
 
-    def seconds(self, stage: str, n_points: int) -> Span:
-        """Return the time that a stage takes at the least, and that which grows with points."""
+    def pace(self, stage: str, with_workers: bool) -> Pace:
+        """Return how long a stage takes for what it has to do, here and with workers."""
         few, many = (run.summary["stages"][stage].get("seconds", 0.0) for run in self._runs)
-        n_few, n_many = (run.summary["n_points"] for run in self._runs)
-        slope = max(0.0, many - few) / (n_many - n_few) if n_many > n_few else many / n_many
-        return max(0.0, many - slope * n_many), slope * n_points
+        sizes = [size_of(run) for run in self._runs]
+        work_few, work_many = (costs.loads(size)[stage].work for size in sizes)
+        same_search = (sizes[0].n_rounds is None) == (sizes[1].n_rounds is None)
+        if same_search and work_many > work_few:
+            per_work = max(0.0, many - few) / (work_many - work_few)
+        else:
+            per_work = many / work_many
+        fixed = max(0.0, many - per_work * work_many)
+        if not with_workers or stage in ALONE:
+            return Pace(fixed, per_work)
+        return Pace(fixed, per_work, TASK_SECONDS, SENT_SECONDS, PIECE_SECONDS)
 
     @property
     def _runs(self) -> tuple[Run, Run]:
         return self.few, self.many
+
+
+def size_of(run: Run, n_input_tasks: int = 1) -> Size:
+    """Return how large a finished fit was, in what its stages had to do."""
+    graph, summary = Graph(*run.graph), run.summary
+    shape, found = graph.shape, graph.summary["found"]
+    n_fragments = shape.n_points - summary["n_skeleton"]
+    searched = summary["stages"].get("fragments", {}).get("coordinates_compared", 0)
+    n_rounds = found.get("n_rounds")
+    compared = found.get("coordinates_compared", 0) / shape.n_points
+    if n_rounds is not None:
+        compared = costs.probed(shape.n_points, shape.n_columns, found["n_probes"], n_rounds)
+    return Size(
+        shape, n_input_tasks, compared, n_fragments, searched / max(1, n_fragments), n_rounds
+    )
 
 
 def _measure(job: Job, sample: NDArray[Any], options: dict[str, Any]) -> Pilot:
@@ -224,31 +249,49 @@ def _project(
     run, n_points = pilot.many, job.resolved.n_points
     graph = Graph(*run.graph)
     factor = n_points / graph.n_points
-    search = _search_growth(job, graph) if factor > 1 else 1.0
+    size = _whole_size(job, plan, run)
+    unsure = UNSURE if factor > 1 else 1.0
+    few, many = (
+        costs.loads(dataclasses.replace(size, n_fragments=min(n_points, round(n))))
+        for n in (size.n_fragments / unsure, size.n_fragments * unsure)
+    )
     projected = {}
     for name, nbytes in _memory(plan, graph).items():
         stage = run.summary["stages"].get(name)
         if stage is None or (job.graph is not None and name in ("scan", "points", "graph")):
             continue
-        fixed, growing = pilot.seconds(name, n_points)
-        if name not in HERE:
-            growing /= max(1, n_workers)
-        if name in TASKS_PER_SHARD and n_workers:
-            fixed += TASKS_PER_SHARD[name] * plan.shape.n_shards * TASK_SECONDS / n_workers
-        if name in ("graph", "fragments"):
-            growing *= search
+        pace = pilot.pace(name, with_workers=n_workers > 0)
         if name == "scan" and starts_workers:
-            fixed += LOAD_SECONDS
+            pace = dataclasses.replace(pace, fixed=pace.fixed + LOAD_SECONDS)
         disk = stage["nbytes"] * factor
         if name == "scan":  # the drawn rows
             disk = plan.input_shape.sample_size * plan.input_shape.row_nbytes
-        unsure = UNSURE if name in ("fragments", "reassign") and factor > 1 else 1.0
+        span = unsure if name in ("fragments", "reassign") else 1.0
         projected[name] = StageEstimate(
             nbytes,
-            (disk / unsure, disk * unsure),
-            (fixed + growing / unsure, fixed + growing * unsure),
+            (disk / span, disk * span),
+            (pace.seconds(few[name], n_workers), pace.seconds(many[name], n_workers)),
         )
     return projected
+
+
+def _whole_size(job: Job, plan: FitPlan, run: Run) -> Size:
+    """Return how large the whole fit is, given that of the sample."""
+    sample, graph, n_points = size_of(run), Graph(*run.graph), job.resolved.n_points
+    factor = n_points / graph.n_points
+    growth = _search_growth(job, graph) if factor > 1 else 1.0
+    compared = sample.compared * growth
+    if sample.n_rounds is not None:
+        n_probes = graph.summary["found"]["n_probes"]
+        compared = costs.probed(n_points, sample.shape.n_columns, n_probes, sample.n_rounds)
+    return Size(
+        plan.shape if graph.k < sample.shape.longest_k else plan.whole().shape,
+        -(-n_points // plan.input_shape.rows_per_task),
+        compared,
+        round(sample.n_fragments * factor),
+        sample.fragment_compared * growth,
+        sample.n_rounds,
+    )
 
 
 def _search_growth(job: Job, graph: Graph) -> float:

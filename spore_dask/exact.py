@@ -161,11 +161,14 @@ def search_others(cells: tree.Cells, block: Block, k: int, buffers: Buffers, oth
     """
     homes = block.first_home, block.last_home
     n_compared = 0
+    near = tree.boxes_in_reach(cells, *homes, others.low, others.high, buffers)
     bounds = [
-        tree.nearest_to_homes(cells, *homes, low[None], high[None], buffers)[1]
-        for low, high in zip(others.low, others.high, strict=True)
+        tree.nearest_to_homes(
+            cells, *homes, others.low[i : i + 1], others.high[i : i + 1], buffers
+        )[1]
+        for i in near
     ]
-    for i in np.argsort(bounds, kind="stable"):
+    for i in near[np.argsort(bounds, kind="stable")]:
         corner = others.low[i : i + 1], others.high[i : i + 1]
         if tree.nearest_to_homes(cells, *homes, *corner, buffers)[0]:
             other = others.load(int(others.numbers[i]))

@@ -21,6 +21,12 @@ LARGEST_PARTITION = 2
 SAMPLES_PER_PARTITION = 1024
 LEAST_SAMPLE = 1 << 16
 SAMPLE_NBYTES = 64 << 20
+ENOUGH_SAMPLES = 128
+SAMPLE_POINT_NBYTES = 4
+"""Bytes of a sample; beyond that a partition gets no more than enough rows, and these no more bytes
+for each point than so many. Held four times, they are not more than the coordinator has later."""
+UNEVEN = 10
+"""How far partitions are from equal, over the root of the sampled rows that each has."""
 INPUT_TASKS = 64
 TASK_NBYTES = 2 << 20
 MOST_TASK_NBYTES = 32 << 20
@@ -131,14 +137,18 @@ class Shape:
     def most_points(self) -> int:
         """Points of the largest partition that a plan allows for."""
         mean = -(-self.n_points // self.n_partitions)
-        factor = max(LARGEST_PARTITION, 1 + 5 / math.sqrt(self.sample_size / self.n_partitions))
+        n_drawn = self.sample_size / self.n_partitions
+        factor = max(LARGEST_PARTITION, 1 + UNEVEN / math.sqrt(n_drawn))
         return min(self.n_points, max(math.ceil(factor * mean), 2 * self.longest_k + LEAST_POINTS))
 
     @property
     def sample_size(self) -> int:
         """Rows that are drawn to grow the tree of partitions on."""
         wanted = max(SAMPLES_PER_PARTITION * self.n_partitions, LEAST_SAMPLE)
-        limit = max(1024, SAMPLE_NBYTES // (self.n_columns * self.itemsize))
+        row_nbytes = self.n_columns * self.itemsize
+        enough = ENOUGH_SAMPLES * self.n_partitions
+        affordable = min(enough, SAMPLE_POINT_NBYTES * self.n_points // row_nbytes)
+        limit = max(1024, SAMPLE_NBYTES // row_nbytes, affordable)
         return min(self.n_points, wanted, limit)
 
 

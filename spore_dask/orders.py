@@ -52,8 +52,12 @@ PLACES = "places"
 
 def write_counts(folder: Folder, shard: int, ranges: NDArray[np.integer], n_ranges: int) -> None:
     """Write how many entries a shard has for each range, beside its bucket file."""
-    counts = np.bincount(ranges, minlength=n_ranges).astype(np.uint32)
-    folder.child("buckets").write_array(f"{shard}.counts", counts)
+    keep_counts(folder, shard, np.bincount(ranges, minlength=n_ranges))
+
+
+def keep_counts(folder: Folder, shard: int, counts: NDArray[np.integer]) -> None:
+    """Write how many entries a bucket file has for each range, beside it."""
+    folder.child("buckets").write_array(f"{shard}.counts", counts.astype(np.uint32))
 
 
 def plan_exchange(folder: Folder, n_shards: int, n_ranges: int) -> None:
@@ -70,6 +74,23 @@ def plan_exchange(folder: Folder, n_shards: int, n_ranges: int) -> None:
     folder.write_rows(PLACES, places)
 
 
+class PlacesInFiles(NamedTuple):
+    """Where the entries of a range are, in each bucket file by itself."""
+
+    begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    """Entries of the whole file."""
+
+
+def places_in_files(folder: Folder, i: int, n_shards: int, n_ranges: int) -> PlacesInFiles:
+    """Return where the entries of a range are in the bucket file of each shard."""
+    limits = np.array([0, n_ranges + 1])
+    array = RowFiles(folder, (PLACES,), limits, (n_shards,), np.dtype(np.int64))
+    found = array.read_ranges(np.array([i, n_ranges]), np.array([i + 2, n_ranges + 1]))
+    return PlacesInFiles(*found)
+
+
 class Places(NamedTuple):
     """Where the entries of a range are, in the bucket files of all shards behind each other."""
 
@@ -82,13 +103,9 @@ class Places(NamedTuple):
 
 def places_of(folder: Folder, i: int, n_shards: int, n_ranges: int) -> Places:
     """Return where the entries of a range are."""
-    ends = np.array([0, n_ranges + 1])
-    array = RowFiles(folder, (PLACES,), ends, (n_shards,), np.dtype(np.int64))
-    begins, stops, totals = array.read_ranges(
-        np.array([i, n_ranges]), np.array([i + 2, n_ranges + 1])
-    )
-    starts = np.append(0, np.cumsum(totals))
-    return Places(starts, starts[:-1] + begins, starts[:-1] + stops)
+    begins, ends, sizes = places_in_files(folder, i, n_shards, n_ranges)
+    starts = np.append(0, np.cumsum(sizes))
+    return Places(starts, starts[:-1] + begins, starts[:-1] + ends)
 
 
 def end_exchange(folder: Folder) -> None:

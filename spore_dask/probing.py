@@ -244,8 +244,8 @@ def probe(index: Index, home: int, n_probes: int, width: int) -> Lists:
     lists = new_lists(len(own.points), width, own.points.dtype, numbers)
     buffers = new_buffers(len(own.points), width, own.points.dtype, numbers)
     known = np.empty((len(own.points), 0), numbers)
-    for p in sorted(full, key=lambda p: p != home):  # home first: that rules out most of the rest
-        i = full.index(p)
+    # Home first: that rules out most of the rest.
+    for i, p in sorted(enumerate(full), key=lambda place: place[1] != home):
         here = starts[first_cells[i] : first_cells[i + 1] + 1]
         if here[0] < here[-1]:
             part = index.part(p)
@@ -352,13 +352,13 @@ def _join_cells(index: Index, own: Part, lists: Lists, heads_of: HeadsOf, effort
     buffers = new_buffers(n_rows, width, lists.squares.dtype, lists.numbers.dtype)
     joins.open_lists(lists, buffers)
     known = lists.numbers.copy()
-    for p in _partitions_of(index, candidates):
+    for p in partitions_of(index, candidates):
         part = index.part(p)
         joins.join_part(own, candidates, starts, part.points, part.first, known, buffers)
     joins.close_lists(buffers, lists)
 
 
-def _partitions_of(index: Index, numbers: NDArray[np.integer]) -> list[int]:
+def partitions_of(index: Index, numbers: NDArray[np.integer]) -> list[int]:
     """Return the partitions of some numbers; those below 0 have none."""
     found = np.searchsorted(index.firsts, numbers.ravel(), side="right") - 1
     counts = np.bincount(found[found >= 0], minlength=len(index.firsts) - 1)
@@ -377,7 +377,7 @@ def measure_rows(
     distances = np.full(numbers.shape, np.inf, points.dtype)
     entry_rows = np.full(numbers.shape, np.iinfo(np.int64).max)
     ranked = np.ascontiguousarray(numbers).copy()
-    for p in _partitions_of(index, numbers):
+    for p in partitions_of(index, numbers):
         part = index.part(p)
         into = distances, entry_rows
         probes.measure_lists(points, ranked, part.points, part.first, index.rows(p), *into)

@@ -1,6 +1,7 @@
 """The out-of-core graph against the plain one: chunks, workers, partitions, kills and resumes."""
 
 import functools
+import json
 import os
 import signal
 import subprocess
@@ -149,6 +150,16 @@ def assert_sound(graph, x, k):
 def true_recall(graph, x, k):
     exact = neighbor_rows(x, k, "exact").distances
     return np.mean(graph.to_memory()[1][:, 1:] <= exact[:, -1:])
+
+
+def test_receipts_of_exchanges_do_not_grow_with_partitions(probed):
+    folders = sorted(Path(probed.path).glob("*/receipts-e*"))
+    assert {folder.name for folder in folders} >= {"receipts-exchange", "receipts-edges-0"}
+    for folder in folders:
+        for path in folder.glob("*.json"):
+            assert not [
+                fact for fact in json.loads(path.read_text()).values() if not isinstance(fact, int)
+            ]
 
 
 def test_probes_find_most_and_say_how_much(probed):

@@ -9,7 +9,7 @@ PACKAGE = Path(spore_dask.__file__).parent
 LAYERS = [
     {"errors"},
     {"params", "datasets", "threads", "memory", "recall", "choosing", "caches", "processes"},
-    {"progress", "patience", "kernels", "spaces", "judging"},
+    {"progress", "patience", "kernels", "spaces", "judging", "costs"},
     {"coordinates", "exact", "partitions", "percentiles", "probing", "clusters"},
     {"store", "engine", "pilot", "approximate"},
     {"tasks", "points", "shards", "orders", "pages", "checkpoints", "formats", "locks"},
@@ -40,6 +40,7 @@ PURE = [
     "errors",
     "params",
     "memory",
+    "costs",
     "kernels",
     "exact",
     "partitions",

@@ -86,3 +86,19 @@ def test_drawn_keys_stay_small(sizes):
     if n_keys > memory.LEAST_KEYS:
         assert n_keys * shape.n_shards * shape.key_nbytes <= memory.SAMPLE_NBYTES
     assert min(shape.n_points, shape.shard_rows) <= memory.most_in_range(shape) <= shape.n_points
+
+
+@given(sizes=sizes)
+def test_samples_are_no_more_than_the_coordinator_has_later(sizes):
+    shape = memory.shape_of(*sizes)
+    nbytes = shape.sample_size * shape.n_columns * shape.itemsize
+    least = 1024 * shape.n_columns * shape.itemsize
+    assert nbytes <= max(least, memory.SAMPLE_NBYTES, memory.SAMPLE_POINT_NBYTES * shape.n_points)
+    assert 4 * memory.SAMPLE_POINT_NBYTES <= memory.POINT_STATE_NBYTES
+
+
+def test_partitions_of_large_data_have_enough_sampled_rows():
+    for n_points, n_columns, least in ((10**8, 64, 128), (10**9, 64, 128), (10**9, 384, 40)):
+        shape = memory.shape_of(n_points, n_columns, 4, 100)
+        assert shape.sample_size >= least * shape.n_partitions
+        assert shape.most_points <= 3 * n_points / shape.n_partitions

@@ -230,3 +230,22 @@ def test_a_sample_is_searched_exactly():
         for i, row in enumerate(rows[truth.numbers])
     ]
     assert sum(same) >= 9 * 50 - 1
+
+
+@given(n_lists=st.integers(1, 9), size=st.integers(1, 4), seed=st.integers(0, 99))
+def test_the_nearest_of_groups_are_the_nearest_of_all(n_lists, size, seed):
+    rng = np.random.default_rng(seed)
+    shape, k = (6, 7), 5
+    found = [
+        probes.Lists(
+            rng.integers(0, 1000, shape).astype(np.int32),
+            np.sort(rng.integers(0, 5, shape), axis=1).astype(np.float32),  # ties
+            np.zeros(shape, bool),
+        )
+        for _ in range(n_lists)
+    ]
+    best = []
+    for first in range(0, n_lists, size):
+        best = [probing.nearest_of([*best, *found[first : first + size]], k)]
+    for grouped, whole in zip(best[0], probing.nearest_of(found, k), strict=True):
+        np.testing.assert_array_equal(grouped, whole)

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spore_dask import ParameterError, search
-from spore_dask.kernels import copies
+from spore_dask import ParameterError, exact, search
+from spore_dask.kernels import cells, copies
 from spore_dask.search import neighbor_rows
 from tests import naive
 from tests.strategies import point_sets
@@ -167,3 +167,42 @@ def test_k_out_of_range(k):
 def test_unknown_knn():
     with pytest.raises(ParameterError, match="knn is 'fast'"):
         neighbor_rows(np.zeros((3, 2)), 1, "fast")
+
+
+@pytest.mark.parametrize("wanted", [None, "some", "none"])
+def test_boxes_that_no_cell_has_in_reach_are_left_out(wanted):
+    rng = np.random.default_rng(0)
+    points, k = rng.random((3000, 3)).astype(np.float32), 9
+    own = exact.build_cells(points, np.arange(3000, dtype=np.uint32), n_threads=1)
+    low = rng.uniform(-2, 2, (500, 3)).astype(np.float32)
+    high = low + rng.uniform(0, 0.3, (500, 3)).astype(np.float32)
+    block = next(exact.blocks(own, k))
+    buffers = exact.block_buffers(own, k)
+    queries = np.arange(block.last - block.first) < 100 if wanted == "some" else None
+    queries = np.zeros(block.last - block.first, bool) if wanted == "none" else queries
+    exact.search_block(own, block, k, buffers, wanted=queries)
+    homes = block.first_home, block.last_home
+    found = cells.boxes_in_reach(own, *homes, low, high, buffers)
+    within = [
+        bool(cells.nearest_to_homes(own, *homes, low[i : i + 1], high[i : i + 1], buffers)[0])
+        for i in range(len(low))
+    ]
+    assert set(np.flatnonzero(within)) <= set(found.tolist())
+    assert np.all(np.diff(found) > 0)
+    assert len(found) < len(low) / 2
+    assert (len(found) > 0) == (wanted != "none")
+
+
+def test_far_partitions_are_neither_ordered_nor_loaded(monkeypatch):
+    rng = np.random.default_rng(1)
+    points = rng.random((2000, 2)).astype(np.float32)
+    own = exact.build_cells(points, np.arange(2000, dtype=np.uint32), n_threads=1)
+    low = np.full((50_000, 2), 7, np.float32)
+    others = exact.Others(low, low + 1, np.arange(50_000), lambda p: pytest.fail("loaded"))
+    block, buffers = next(exact.blocks(own, 5)), exact.block_buffers(own, 5)
+    alone = exact.search_block(own, block, 5, buffers)
+    calls = []
+    bound = cells.nearest_to_homes
+    monkeypatch.setattr(cells, "nearest_to_homes", lambda *a: calls.append(a) or bound(*a))
+    assert exact.search_block(own, block, 5, buffers, others) == alone
+    assert not calls

@@ -256,6 +256,37 @@ def nearest_to_homes(own, first_home, last_home, low, high, buffers):
 
 
 @kernel
+def boxes_in_reach(own, first_home, last_home, low, high, buffers):
+    """Return the places of the boxes that some home cell may have within its limits, ascending.
+
+    One box around the home cells that are searched is compared with each, so that the bound is
+    never above that of any of them: the boxes left out are beyond all limits.
+    """
+    leaves = own.starts.size - 2
+    n_columns = low.shape[1]
+    around_low = np.full((1, n_columns), np.inf, low.dtype)
+    around_high = np.full((1, n_columns), -np.inf, low.dtype)
+    limit = -1.0
+    for home in range(first_home, last_home):
+        query = own.starts[home] - own.starts[first_home]
+        largest = largest_limit(buffers, query, own.starts[home + 1] - own.starts[home])
+        if largest < 0:
+            continue
+        limit = max(limit, largest)
+        for column in range(n_columns):
+            around_low[0, column] = min(around_low[0, column], own.low[leaves + home, column])
+            around_high[0, column] = max(around_high[0, column], own.high[leaves + home, column])
+    found = np.empty(low.shape[0], np.int64)
+    n_found = 0
+    if limit >= 0:
+        for box in range(low.shape[0]):
+            if _box_bound(around_low, around_high, 0, low, high, box) <= limit:
+                found[n_found] = box
+                n_found += 1
+    return found[:n_found]
+
+
+@kernel
 def _scratch(cells):
     """Allocate what one search needs: cells found, their bounds, and the distances to one cell."""
     n_cells = cells.starts.size - 1

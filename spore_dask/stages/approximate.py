@@ -12,6 +12,7 @@ first entries of the lists of its neighbours, and the cache.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 from typing import Any
@@ -24,6 +25,7 @@ from spore_dask.engine import Engine
 from spore_dask.kernels import joins
 from spore_dask.kernels.probes import Lists
 from spore_dask.memory import Shape
+from spore_dask.orders import keep_counts, places_of, plan_exchange
 from spore_dask.points import CACHE, Points
 from spore_dask.recall import sampled_recall
 from spore_dask.shards import Shard, create_graph, empty_shard, new_shard, write_shard
@@ -32,6 +34,8 @@ from spore_dask.tasks import Receipt, Work, run_stage, run_work
 
 SAMPLED_POINTS = 512
 """Points that are searched exactly; their recall decides on rounds, and is reported."""
+TRUTHS_AT_HAND = 32
+"""Partitions whose nearest of these are compared at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +100,7 @@ class Run:
             drawn = [self.folder.child("drawn").read_array(str(p)) for p in self.full]
             self.folder.write_array("sample", np.concatenate(drawn))
             self.each("truth", _meet_all)
-            found = [_read_lists(self.folder.child("truths"), p) for p in self.full]
-            best = probing.nearest_of(found, self.spec.shape.k)
+            best = self._nearest()
             sample = self.folder.read_array("sample")
             ranks = probing.probe_ranks(self.spec.points, sample, best.numbers)
             self.folder.write_json("probes.json", {"n_probes": probing.enough_probes(ranks)})
@@ -108,9 +111,20 @@ class Run:
         n_probes: int = self.folder.read_json("probes.json")["n_probes"]
         return n_probes
 
+    def _nearest(self) -> Lists:
+        """Return the nearest of the sampled points among all, from some partitions at a time."""
+        best: list[Lists] = []
+        for first in range(0, len(self.full), TRUTHS_AT_HAND):
+            some = self.full[first : first + TRUTHS_AT_HAND]
+            found = [_read_lists(self.folder.child("truths"), p) for p in some]
+            best = [probing.nearest_of([*best, *found], self.spec.shape.k)]
+        return best[0]
+
     def _exchange(self, number: int) -> tuple[float, float]:
         """Offer edges to their other ends; return the sampled recall and its standard error."""
         self.each(f"edges-{number}", _turn, number)
+        n_parts = len(self.full)
+        plan_exchange(self.folder.child(f"edges-{number}"), n_parts, n_parts)
         receipts = self.each(f"merge-{number}", _merge, number)
         self.folder.remove(f"edges-{number}")
         self.folder.remove(f"lists-{number}")
@@ -174,16 +188,19 @@ def _turn(spec: ApproximateSpec, folder: Folder, number: int, p: int) -> Receipt
     """Write the edges of a partition turned round, with a bucket for each partition."""
     points, source = spec.points, folder.child(f"lists-{number}")
     lists = _read_lists(source, p)
-    first, counts = int(points.firsts[p]), []
+    full = probing.full_partitions(points)
+    counts = np.zeros(len(full), np.int64)
     buckets: list[tuple[NDArray[Any], ...]] = []
-    for q in probing.full_partitions(points):
+    for q in sorted({p, *probing.partitions_of(points, lists.numbers)}):
         limits = source.child(str(q)).read_array("limits")
-        edges = joins.reverse_edges(lists, first, limits, int(points.firsts[q]))
+        edges = joins.reverse_edges(lists, int(points.firsts[p]), limits, int(points.firsts[q]))
         buckets.append(edges)
-        counts.append(len(edges[0]))
+        counts[bisect.bisect_left(full, q)] = len(edges[0])
+    place, target = bisect.bisect_left(full, p), folder.child(f"edges-{number}")
     for name, parts in zip(EDGES, zip(*buckets, strict=True), strict=True):
-        folder.child(f"edges-{number}").write_rows(f"{p}.{name}", np.concatenate(parts))
-    return {"counts": counts}
+        target.child("buckets").write_rows(f"{place}.{name}", np.concatenate(parts))
+    keep_counts(target, place, counts)
+    return {"n_edges": int(counts.sum())}
 
 
 EDGES = ("targets", "sources", "squares")
@@ -192,18 +209,17 @@ EDGES = ("targets", "sources", "squares")
 def _merge(spec: ApproximateSpec, folder: Folder, number: int, p: int) -> Receipt:
     """Offer the edges that end in a partition to its lists, and write these."""
     lists = _read_lists(folder.child(f"lists-{number}"), p)
-    full = probing.full_partitions(spec.points)
-    place = full.index(p)
+    full, source = probing.full_partitions(spec.points), folder.child(f"edges-{number}")
+    edges_here = places_of(source, bisect.bisect_left(full, p), len(full), len(full))
     dtypes = lists.numbers.dtype, lists.numbers.dtype, lists.squares.dtype
-    for i, q in enumerate(full):
-        counts = _read_counts(folder.child(f"receipts-edges-{number}"), i)
-        begin, end = sum(counts[:place]), sum(counts[: place + 1])
-        ends, source = np.array([0, sum(counts)]), folder.child(f"edges-{number}")
-        edges = [
-            RowFiles(source, (f"{q}.{name}",), ends, (), dtype).read(begin, end)
-            for name, dtype in zip(EDGES, dtypes, strict=True)
-        ]
-        joins.merge_edges(lists, int(spec.points.firsts[p]), *edges)
+    files = []
+    for name, dtype in zip(EDGES, dtypes, strict=True):
+        names = tuple(f"{i}.{name}" for i in range(len(full)))
+        files.append(RowFiles(source.child("buckets"), names, edges_here.starts, (), dtype))
+    for begin, end in zip(edges_here.firsts.tolist(), edges_here.lasts.tolist(), strict=True):
+        if begin < end:
+            edges = (each.read(begin, end) for each in files)
+            joins.merge_edges(lists, int(spec.points.firsts[p]), *edges)
     _write_lists(folder.child(f"merged-{number}"), p, lists)
     sampled, places = _sampled_here(spec, p)
     shares = probing.found_shares(
@@ -212,15 +228,6 @@ def _merge(spec: ApproximateSpec, folder: Folder, number: int, p: int) -> Receip
         folder.read_array("truth-distances")[sampled],
     )
     return {"shares": shares.tolist()}
-
-
-def _read_counts(receipts: Folder, i: int) -> list[int]:
-    """Return how many edges a task has written for each partition."""
-    receipt = receipts.read_json(f"{i}.json")
-    if receipt is None:
-        raise receipts.damaged("document", f"{i}.json", "it is not there")
-    counts: list[int] = receipt["counts"]
-    return counts
 
 
 def _join(

@@ -25,6 +25,7 @@ from spore_dask.kernels.columns import column_limits
 from spore_dask.kernels.means import cluster_cells
 from spore_dask.kernels.probes import Part
 from spore_dask.memory import Shape
+from spore_dask.orders import end_exchange, keep_counts, places_in_files, plan_exchange
 from spore_dask.partitions import (
     MeansTree,
     Tree,
@@ -94,11 +95,18 @@ def _build(
     numbers = range(len(ranges))
     items = list(zip(numbers, ranges, checksums, strict=True))
     work = Work("exchange", exchange, items, spec.exchange_nbytes)
-    receipts = run_work(engine, folder, work)
-    counts = np.array([r["counts"] for r in receipts])
-    copies = np.array([r["copies"] for r in receipts], np.int64).reshape(len(receipts), len(heavy))
-    numbering = _number(spec, tree, heavy, counts, copies)
-    buckets = Buckets.write(folder, spec, counts, copies)
+    run_work(engine, folder, work)
+    buckets = Buckets(
+        folder,
+        spec.transform.dtype,
+        spec.shape.n_columns,
+        spec.row_dtype,
+        len(ranges),
+        tree.n_partitions,
+        len(heavy),
+    )
+    plan_exchange(folder, buckets.n_files, buckets.n_buckets)
+    numbering = _number(spec, tree, heavy, *np.split(buckets.sizes(), [tree.n_partitions]))
     gather = functools.partial(_gather, spec, buckets, heavy, numbering)
     full = np.flatnonzero(np.diff(numbering.firsts)).tolist()
     built = run_work(engine, folder, Work("partition", gather, full, spec.gather_nbytes))
@@ -109,7 +117,7 @@ def _build(
         boxes[:, p] = receipt["low"], receipt["high"]
         leaders.update({int(h): leader for h, leader in receipt["leaders"].items()})
     folder.write_array("boxes", boxes)
-    folder.remove("buckets")
+    end_exchange(folder)
     return {
         "kind": spec.kind,
         "n_points": spec.shape.n_points,
@@ -146,17 +154,17 @@ def _number(
     spec: PartitionSpec,
     tree: Tree | MeansTree,
     heavy: NDArray[np.floating],
-    counts: NDArray[np.int64],
-    copies: NDArray[np.int64],
+    n_points: NDArray[np.int64],
+    n_copies: NDArray[np.int64],
 ) -> Numbering:
     """Number the partitions, and behind them the copies that need no search.
 
-    Of identical points, only the first longest_k + 1 can be anybody's neighbours.
+    `n_points` are those of each partition, `n_copies` those of each heavy point. Of identical
+    points, only the first longest_k + 1 can be anybody's neighbours.
     """
-    n_copies = copies.sum(axis=0)
     n_searched = np.minimum(n_copies, spec.shape.longest_k + 1)
     homes = tree.assign(heavy)
-    sizes = counts.sum(axis=0) + np.bincount(homes, n_searched, tree.n_partitions).astype(np.int64)
+    sizes = n_points + np.bincount(homes, n_searched, tree.n_partitions).astype(np.int64)
     limit = spec.shape.most_points
     if sizes.max() > limit:
         raise InputError(
@@ -192,67 +200,72 @@ def _exchange(
     buckets = folder.child("buckets")
     buckets.write_rows(f"{number}.rows", rows)
     buckets.write_rows(f"{number}.points", points[order[:n_points]])
-    return {"counts": sizes[:n_partitions].tolist(), "copies": sizes[n_partitions:].tolist()}
+    keep_counts(folder, number, sizes)
+    return {"n_points": n_points}
 
 
 @dataclasses.dataclass(frozen=True)
 class Buckets:
-    """The files of the exchange: each has the points of every partition, one after another."""
+    """The files of the exchange: each has the points of every partition, one after another.
+
+    Behind the rows of the points come those of the copies of each heavy point.
+    """
 
     folder: Folder
     dtype: np.dtype[Any]
     n_columns: int
     row_dtype: np.dtype[Any]
+    n_files: int
+    n_partitions: int
+    n_heavy: int
 
-    @classmethod
-    def write(
-        cls,
-        folder: Folder,
-        spec: PartitionSpec,
-        counts: NDArray[np.int64],
-        copies: NDArray[np.int64],
-    ) -> Buckets:
-        """Write down how many points of each partition, and copies, each file has."""
-        folder.child("buckets").write_array("counts", counts)
-        folder.child("buckets").write_array("copies", copies)
-        return cls(folder, spec.transform.dtype, spec.shape.n_columns, spec.row_dtype)
+    @property
+    def n_buckets(self) -> int:
+        """Buckets of each file."""
+        return self.n_partitions + self.n_heavy
 
-    def _files(
-        self, name: str, sizes: NDArray[np.int64], row_shape: tuple[int, ...], dtype: np.dtype[Any]
-    ) -> RowFiles:
-        """Return the "points" or the "rows" of all files, which have so many of them."""
-        names = tuple(f"{i}.{name}" for i in range(len(sizes)))
-        starts = np.append(0, np.cumsum(sizes))
-        return RowFiles(self.folder.child("buckets"), names, starts, row_shape, dtype)
+    def sizes(self) -> NDArray[np.int64]:
+        """Return how many points or copies each bucket has in all files; kept when these go."""
+        if not self.folder.exists("sizes.npy"):
+            found, buckets = np.zeros(self.n_buckets, np.int64), self.folder.child("buckets")
+            for i in range(self.n_files):
+                found += buckets.read_array(f"{i}.counts")
+            self.folder.write_array("sizes", found)
+        return self.folder.read_array("sizes")
 
-    def _counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return how many points of each partition, and copies, each file has."""
-        folder = self.folder.child("buckets")
-        return folder.read_array("counts"), folder.read_array("copies")
+    def _read(
+        self,
+        name: str,
+        n_rows: NDArray[np.int64],
+        begins: NDArray[np.int64],
+        ends: NDArray[np.int64],
+    ) -> NDArray[Any]:
+        """Read "points" or "rows" from a place to another in each file, which has so many."""
+        row_shape, dtype = (
+            ((self.n_columns,), self.dtype) if name == "points" else ((), self.row_dtype)
+        )
+        names = tuple(f"{i}.{name}" for i in range(self.n_files))
+        starts = np.append(0, np.cumsum(n_rows))
+        files = RowFiles(self.folder.child("buckets"), names, starts, row_shape, dtype)
+        return files.read_ranges(starts[:-1] + begins, starts[:-1] + ends)
 
     def partition(self, p: int) -> tuple[NDArray[np.floating], NDArray[Any]]:
         """Return the points of one partition and their rows, which ascend."""
-        counts, copies = self._counts()
-        n_points = counts.sum(axis=1)
-        points = self._files("points", n_points, (self.n_columns,), self.dtype)
-        rows = self._files("rows", n_points + copies.sum(axis=1), (), self.row_dtype)
-        before, here = counts[:, :p].sum(axis=1), counts[:, p]
-        found = []
-        for files in (points, rows):
-            firsts = files.starts[:-1] + before
-            found.append(files.read_ranges(firsts, firsts + here))
-        return found[0], found[1]
+        here = places_in_files(self.folder, p, self.n_files, self.n_buckets)
+        n_points = places_in_files(
+            self.folder, self.n_partitions - 1, self.n_files, self.n_buckets
+        ).ends
+        points = self._read("points", n_points, here.begins, here.ends)
+        return points, self._read("rows", here.sizes, here.begins, here.ends)
 
     def copies(self, h: int, first: int, last: int) -> NDArray[Any]:
         """Return the rows of the copies [first, last) of one heavy point, which ascend."""
-        counts, copies = self._counts()
-        n_points, n_here = counts.sum(axis=1), copies[:, h]
-        rows = self._files("rows", n_points + copies.sum(axis=1), (), self.row_dtype)
+        here = places_in_files(self.folder, self.n_partitions + h, self.n_files, self.n_buckets)
+        n_here = here.ends - here.begins
         passed = np.cumsum(n_here) - n_here
-        begins = rows.starts[:-1] + n_points + copies[:, :h].sum(axis=1)
         lows = np.clip(first - passed, 0, n_here)
         highs = np.clip(last - passed, 0, n_here)
-        return rows.read_ranges(begins + lows, begins + highs)
+        return self._read("rows", here.sizes, here.begins + lows, here.begins + highs)
 
 
 def _gather(

@@ -1,0 +1,145 @@
+"""What each stage of a fit has to do, and how long that takes at a given pace.
+
+Pure arithmetic. `estimate` learns the paces of a machine and of some data from fits of samples;
+`python -m pipelines.costs` from fits of many sizes: see docs/scale.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from spore_dask.memory import Shape, n_ranges
+
+STAGES = ("scan", "points", "graph", "density", "expand", "fragments", "reassign", "publish")
+ALONE = ("expand", "reassign", "publish")
+"""Stages that the coordinator does itself."""
+ENTRY_COORDINATES = 150
+"""What an entry of a row takes to be selected, ordered and written, in coordinates compared."""
+POINTS_PER_PROBE = 64
+"""Points that a probe meets: those of a cell around a centre."""
+PROBES_PER_ROUND = 32
+"""What a round of refinement takes for a point, in probes."""
+LIGHT_TASKS = 16
+"""Light tasks that travel together where there are many."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How large a fit is, in what its stages have to do."""
+
+    shape: Shape
+    """With the k that the graph's rows have."""
+    n_input_tasks: int
+    """Tasks that read the input."""
+    compared: float
+    """Coordinates compared for a point of the graph: see `probed` for approximate searches."""
+    n_fragments: int
+    """Points outside of the large clusters before reassignment."""
+    fragment_compared: float = 0.0
+    """Coordinates compared for a fragment, where the graph's rows are too short for the vote."""
+    n_rounds: int | None = None
+    """Rounds of refinement of an approximate search; None if the search is exact."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What a stage has to do."""
+
+    work: float
+    """What grows with the data, in a unit of the stage's own."""
+    n_tasks: int = 0
+    n_sent: int = 0
+    """Messages that take the tasks to workers."""
+    n_pieces: int = 0
+    """Parts of files that an exchange reads, each by itself."""
+    alone: bool = False
+    """Whether the coordinator does it all."""
+
+    def share(self, n_workers: int) -> float:
+        """Return the part of the tasks that the worker with the most of them gets."""
+        if self.alone or n_workers <= 1 or self.n_tasks == 0:
+            return 1.0
+        return math.ceil(self.n_tasks / n_workers) / self.n_tasks
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """How long a stage takes for what it has to do, in seconds."""
+
+    fixed: float
+    per_work: float
+    per_task: float = 0.0
+    """Of the worker that does the task."""
+    per_sent: float = 0.0
+    """Of the coordinator and the scheduler, for a message to a worker."""
+    per_piece: float = 0.0
+
+    def seconds(self, load: Load, n_workers: int) -> float:
+        """Return how long the stage takes."""
+        shared = self.per_work * load.work + self.per_task * load.n_tasks
+        shared += self.per_piece * load.n_pieces
+        return self.fixed + self.per_sent * load.n_sent + load.share(n_workers) * shared
+
+
+def probed(n_points: int, n_columns: int, n_probes: int, n_rounds: int) -> float:
+    """Return the coordinates that an approximate search compares for a point.
+
+    Those of the cells that it probes, those of each round, and its share in the comparison of every
+    cell's centre with every other, which is what grows with the number of points.
+    """
+    centers = n_points / POINTS_PER_PROBE**3
+    n_cells = n_probes + PROBES_PER_ROUND * n_rounds + centers
+    return n_columns * POINTS_PER_PROBE * n_cells
+
+
+def loads(size: Size) -> dict[str, Load]:
+    """Return what each stage has to do for a fit of some size."""
+    shape, n_points = size.shape, size.shape.n_points
+    n_partitions, n_shards = shape.n_partitions, shape.n_shards
+    ranges, n_read = n_ranges(n_shards), size.n_input_tasks
+    pairs = n_shards * ranges
+    light = -(-n_shards // LIGHT_TASKS), -(-ranges // LIGHT_TASKS)
+    steps = 1 if size.n_rounds is None else 7 + 3 * size.n_rounds
+    votes = shape.longest_k + 1
+    found: dict[str, Load] = {
+        "scan": Load(n_points * shape.n_columns, n_read, n_read),
+        "points": Load(
+            n_points if size.n_rounds is None else n_points * shape.n_columns,
+            n_read + n_partitions,
+            n_read + n_partitions,
+            2 * min(n_read * n_partitions, n_points),
+        ),
+        "graph": Load(
+            n_points * searching(size.compared, shape.k), steps * n_shards, steps * n_shards
+        ),
+        "density": Load(
+            n_points * (shape.k + 1 + shape.n_columns),
+            2 * n_shards + ranges,
+            2 * light[0] + light[1],
+            min(pairs, n_points),
+        ),
+        "expand": Load(n_points * (shape.k + 1), alone=True),
+        "fragments": Load(
+            _fragment_work(size),
+            n_shards + ranges,
+            n_shards + light[1],
+            3 * min(pairs, size.n_fragments),
+        ),
+        "reassign": Load(n_points + size.n_fragments * votes, alone=True),
+        "publish": Load(n_points, alone=True),
+    }
+    return found
+
+
+def searching(compared: float, k: int) -> float:
+    """Return what it takes to find the k neighbours of a point, in coordinates compared."""
+    return compared + ENTRY_COORDINATES * (k + 1)
+
+
+def _fragment_work(size: Size) -> float:
+    """Return what the rows of fragments take: a search, or a copy of rows that are long enough."""
+    shape = size.shape
+    if shape.k < shape.longest_k:
+        return size.n_fragments * searching(size.fragment_compared, shape.longest_k)
+    return float(shape.n_points * (shape.k + 1))

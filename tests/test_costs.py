@@ -1,0 +1,339 @@
+"""The cost model: its formulas by hand, its fit on made-up runs, what it says of large ones."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import zarr
+
+from pipelines.costs import measuring
+from pipelines.costs.__main__ import main
+from pipelines.costs.fitting import (
+    OTHER,
+    Growth,
+    Measured,
+    all_loads,
+    extrapolate,
+    fit_model,
+    leave_one_out,
+    pace_name,
+    runs_of,
+)
+from pipelines.costs.page import size_of, time_of, write_page
+from pipelines.costs.predicting import Case, disk_of, memory_of, predict, traffic_of
+from spore_dask import LimitError
+from spore_dask.costs import ALONE, STAGES, Load, Pace, Size, loads, probed, searching
+from spore_dask.jobs import find_job
+from spore_dask.memory import Shape
+
+BILLION = 10**9
+SENT = 0.002
+PACES = {
+    "scan": Pace(0.02, 2e-9, 0.004, SENT),
+    "points, exact": Pace(0.05, 3e-7, 0.01, SENT, 4e-6),
+    "points, approximate": Pace(0.05, 2e-8, 0.01, SENT, 4e-6),
+    "graph, exact": Pace(0.1, 1e-9, 0.02, SENT),
+    "graph, approximate": Pace(0.2, 4e-10, 0.02, SENT),
+    "density": Pace(0.1, 5e-9, 0.01, SENT, 2e-5),
+    "expand": Pace(0.01, 8e-9, 0.0, SENT),
+    "fragments, exact": Pace(0.1, 2e-9, 0.01, SENT, 1e-5),
+    "fragments, approximate": Pace(0.1, 1e-8, 0.01, SENT, 1e-5),
+    "reassign": Pace(0.05, 9e-9, 0.0, SENT),
+    "publish": Pace(0.01, 4e-8, 0.0, SENT),
+    f"{OTHER}, exact": Pace(0.3, 0.003, 0.0, SENT),
+    f"{OTHER}, approximate": Pace(0.4, 0.03, 0.0, SENT),
+}
+
+
+def size_for(case, n_partitions=None):
+    """Return the size of a made-up run: in 8 columns comparisons grow as the root of the root."""
+    shape, n_points = case.shape, case.n_points
+    if n_partitions:
+        rows = -(-n_points // n_partitions // 8) * 8
+        shape = dataclasses.replace(shape, n_partitions=n_partitions, shard_rows=rows)
+    n_fragments = n_points // 10
+    if case.exact:
+        compared = 500.0 if case.n_columns == 2 else 1000 * n_points**0.25
+        return Size(shape, 4, compared, n_fragments, 2 * compared)
+    return Size(shape, 4, probed(n_points, case.n_columns, 32, 1), n_fragments, 0.0, 1)
+
+
+def made_up_runs():
+    runs = []
+    for n_columns in (2, 8, 64):
+        for n_points in (10_000, 40_000, 100_000, 300_000, 1_000_000):
+            for n_workers in (1, 2):
+                for n_partitions in (None, 200):
+                    size = size_for(Case(n_points, n_columns, n_workers), n_partitions)
+                    seconds = {
+                        stage: PACES[pace_name(stage, size)].seconds(load, n_workers)
+                        for stage, load in all_loads(size).items()
+                    }
+                    name = f"{n_points} x {n_columns}, {n_workers}, {n_partitions}"
+                    n_probes = None if size.n_rounds is None else 32
+                    runs.append(
+                        Measured(name, size, n_workers, seconds, n_probes, n_partitions is None)
+                    )
+    return runs
+
+
+RUNS = made_up_runs()
+MODEL = fit_model(RUNS, SENT)
+
+
+def document_of(runs):
+    """Return what `measure` would have written of runs."""
+    return {
+        "machine": {"n_cores": 2, "processor": "none", "python": "3", "date": "2026-01-01"},
+        "dispatch_seconds": SENT,
+        "runs": [
+            {
+                "name": run.name,
+                "size": dataclasses.asdict(run.size),
+                "n_workers": run.n_workers,
+                "seconds": sum(run.seconds.values()),
+                "stages": {
+                    stage: {"seconds": run.seconds[stage], "in_nbytes": 1, "out_nbytes": 1}
+                    for stage in STAGES
+                },
+                "n_probes": run.n_probes,
+                "usual": run.usual,
+                "recall": {"sampled": 1.0},
+                "worker_nbytes": 1,
+                "coordinator_nbytes": 1,
+            }
+            for run in runs
+        ],
+    }
+
+
+def test_loads_by_hand():
+    shape = Shape(1000, 3, 4, k=10, longest_k=20, n_partitions=5, shard_rows=200)
+    found = loads(Size(shape, 2, compared=50.0, n_fragments=100, fragment_compared=70.0))
+    assert tuple(found) == STAGES
+    assert found["scan"] == Load(3000, 2, 2)
+    assert found["points"] == Load(1000, 7, 7, 2 * 2 * 5)
+    assert found["graph"] == Load(1000 * (50 + 150 * 11), 5, 5)
+    assert found["density"] == Load(1000 * (11 + 3), 15, 3, 25)
+    assert found["expand"] == Load(1000 * 11, alone=True)
+    assert found["fragments"] == Load(100 * (70 + 150 * 21), 10, 6, 75)
+    assert found["reassign"] == Load(1000 + 100 * 21, alone=True)
+    assert found["publish"] == Load(1000, alone=True)
+    assert [name for name, load in found.items() if load.alone] == list(ALONE)
+
+
+def test_approximate_loads_by_hand():
+    shape = Shape(1000, 64, 4, k=20, longest_k=20, n_partitions=5, shard_rows=200)
+    compared = probed(1000, 64, n_probes=8, n_rounds=2)
+    assert compared == 64 * 64 * (8 + 2 * 32 + 1000 / 64**3)
+    found = loads(Size(shape, 2, compared, n_fragments=100, n_rounds=2))
+    assert found["points"].work == 64_000
+    assert found["graph"] == Load(1000 * searching(compared, 20), 13 * 5, 13 * 5)
+    assert found["fragments"].work == 1000 * 21
+
+
+def test_no_more_pieces_than_entries():
+    shape = Shape(1000, 3, 4, k=10, longest_k=20, n_partitions=100, shard_rows=16)
+    found = loads(Size(shape, 50, 1.0, n_fragments=7))
+    assert found["points"].n_pieces == 2000
+    assert found["density"].n_pieces == 1000
+    assert found["fragments"].n_pieces == 21
+
+
+def test_seconds_by_hand():
+    load, pace = Load(1000, 16, 4, 30), Pace(1.0, 0.01, 0.1, 0.5, 0.2)
+    shared = 10 + 1.6 + 6
+    assert pace.seconds(load, 1) == pytest.approx(1 + 2 + shared)
+    assert pace.seconds(load, 0) == pytest.approx(1 + 2 + shared)
+    assert pace.seconds(load, 3) == pytest.approx(1 + 2 + shared * 6 / 16)
+    assert pace.seconds(load, 100) == pytest.approx(1 + 2 + shared / 16)
+    alone = Load(1000, alone=True)
+    assert pace.seconds(alone, 1) == pace.seconds(alone, 100) == pytest.approx(11)
+
+
+def test_the_fit_recovers_known_constants():
+    for name, pace in PACES.items():
+        found, asked = dataclasses.astuple(MODEL.paces[name]), dataclasses.astuple(pace)
+        np.testing.assert_allclose(found, asked, rtol=1e-4, atol=1e-9, err_msg=name)
+
+
+def test_noise_moves_constants_a_little_and_none_below_zero():
+    rng = np.random.default_rng(0)
+    noisy = [
+        dataclasses.replace(
+            run, seconds={k: v * float(rng.uniform(0.9, 1.1)) for k, v in run.seconds.items()}
+        )
+        for run in RUNS
+    ]
+    model = fit_model(noisy, SENT)
+    assert all(min(dataclasses.astuple(pace)) >= 0 for pace in model.paces.values())
+    assert model.paces["graph, exact"].per_work == pytest.approx(1e-9, rel=0.1)
+    assert model.paces["expand"].per_work == pytest.approx(8e-9, rel=0.1)
+
+
+def test_errors_vanish_where_the_formulas_hold():
+    for misses in (leave_one_out(RUNS, SENT), extrapolate(RUNS, SENT)):
+        assert misses
+        np.testing.assert_allclose([miss.factor for miss in misses], 1, rtol=1e-3)
+    cut = {2: 100_000, 8: 100_000, 64: 100_000}
+    assert all(miss.run.n_points > cut[miss.run.n_columns] for miss in extrapolate(RUNS, SENT))
+
+
+def test_errors_show_where_they_do_not():
+    bent = [
+        dataclasses.replace(run, seconds=run.seconds | {"expand": 1e-6 * run.n_points**1.5})
+        for run in RUNS
+    ]
+    said = [m for m in extrapolate(bent, SENT) if m.run.n_points == 1_000_000]
+    assert all(miss.said["expand"] < 0.7 * miss.run.seconds["expand"] for miss in said)
+
+
+def test_comparisons_grow_half_as_fast_beyond_what_was_measured():
+    found = MODEL.data[8].compared
+    assert found.n_points == 1_000_000
+    assert found.power == pytest.approx(0.25)
+    assert found.at(10_000) == pytest.approx(1000 * 10_000**0.25)
+    assert found.at(10**10) == pytest.approx(found.value * 10_000**0.125)
+    assert MODEL.data[2].compared.power == pytest.approx(0, abs=1e-9)
+    assert Growth(10, 3.0, 0.0).at(10**9) == 3.0
+
+
+@pytest.mark.parametrize("n_columns", [2, 8, 64])
+@pytest.mark.parametrize("n_points", [10**8, 10**9])
+def test_workers_share_all_but_what_the_coordinator_does(n_points, n_columns):
+    few, many = (predict(MODEL, Case(n_points, n_columns, n)) for n in (10, 100))
+    for stage in STAGES:
+        if stage in ALONE:
+            assert few.seconds[stage] == many.seconds[stage]
+        else:
+            assert many.seconds[stage] < few.seconds[stage]
+            assert many.seconds[stage] > few.seconds[stage] / 10.5
+    assert many.whole_seconds < few.whole_seconds
+    assert few.worker_nbytes == many.worker_nbytes
+
+
+def test_more_neighbours_take_more():
+    usual, more = (predict(MODEL, Case(10**8, 2, 10, k)) for k in (None, 100))
+    for stage in ("graph", "density", "expand", "reassign"):
+        assert more.seconds[stage] > usual.seconds[stage]
+    assert more.disk_nbytes > usual.disk_nbytes
+
+
+@pytest.fixture
+def plan_of(tmp_path):
+    """Return the plan that a fit of data makes which has a shape and nothing else."""
+
+    def make(case, memory_limit="64GiB"):
+        chunk = case.input_shape.rows_per_task, case.n_columns
+        array = zarr.create_array(
+            str(tmp_path / f"{case.n_points}-{case.n_columns}.zarr"),
+            shape=(case.n_points, case.n_columns),
+            chunks=chunk,
+            dtype="f4",
+        )
+        knn = "exact" if case.exact else "approximate"
+        out = f"memory://costs/{case.n_points}-{case.n_columns}"
+        return find_job(array, out, knn=knn).plan(memory_limit, 0)
+
+    return make
+
+
+@pytest.mark.parametrize("n_points", [10**8, BILLION])
+@pytest.mark.parametrize("n_columns", [2, 8, 64])
+def test_memory_and_disk_are_those_of_the_plan(plan_of, n_points, n_columns):
+    case = Case(n_points, n_columns, 10)
+    plan = plan_of(case)
+    needs = {stage: nbytes - plan.store_nbytes for stage, nbytes in plan.memory().items()}
+    assert memory_of(case) == needs
+    assert disk_of(case) == (plan if case.exact else plan.whole()).disk_nbytes
+    said = predict(MODEL, case)
+    assert said.coordinator_nbytes == max(needs["expand"], needs["driver"])
+    assert said.worker_nbytes == max(
+        nbytes for stage, nbytes in needs.items() if stage not in ("driver", "expand")
+    )
+
+
+def test_a_billion_points_need_16_gb_of_the_coordinator(plan_of):
+    said = predict(MODEL, Case(BILLION, 2, 100))
+    assert 16 * BILLION < said.coordinator_nbytes < 17.2 * BILLION
+    with pytest.raises(LimitError, match=r"the coordinator needs .* for 1000000000 points"):
+        plan_of(Case(BILLION, 2, 100), "15GiB")
+    assert said.worker_nbytes < 1.2e9
+
+
+@pytest.mark.parametrize("n_columns", [2, 8, 64, 384])
+def test_partitions_of_large_data_are_drawn_from_enough_rows(n_columns):
+    for n_points in (10**8, BILLION):
+        shape = Case(n_points, n_columns, 1).shape
+        assert shape.sample_size >= (128 if n_columns < 100 else 40) * shape.n_partitions
+
+
+def test_traffic_is_at_least_what_a_run_leaves():
+    size = size_for(Case(10**6, 2, 1))
+    moved = traffic_of(size)
+    assert tuple(moved) == STAGES
+    assert moved["graph"] >= 10**6 * 39 * 8
+    assert moved["publish"] == 16 * 10**6
+
+
+def test_figures_in_words():
+    assert [time_of(s) for s in (0.04, 4.25, 99, 100, 7200, 200_000)] == [
+        "0.0 s", "4.2 s", "99 s", "1.7 min", "2.0 h", "2.3 days",
+    ]  # fmt: skip
+    assert [size_of(n) for n in (223e3, 1.5e6, 17.2e9, 3.5e12)] == [
+        "223 KB", "1.5 MB", "17.2 GB", "3.5 TB",
+    ]  # fmt: skip
+
+
+def test_documents_are_read_as_they_were_written(tmp_path):
+    found = runs_of(json.loads(json.dumps(document_of(RUNS))))
+    assert [run.size for run in found] == [run.size for run in RUNS]
+    for read, run in zip(found, RUNS, strict=True):
+        assert read.seconds == pytest.approx(run.seconds)
+
+
+def test_the_page_gets_its_figures_between_the_marks(tmp_path):
+    page = tmp_path / "scale.md"
+    page.write_text("# Scale\n\n<!-- costs: begin -->\nold\n<!-- costs: end -->\n\nThe end.\n")
+    write_page(document_of(RUNS), tmp_path)
+    text = page.read_text()
+    assert text.startswith("# Scale\n")
+    assert text.endswith("The end.\n")
+    assert "old" not in text
+    for word in ("x 64, 100 workers", "graph, approximate", "10^9 points", "scale.dark.png"):
+        assert word in text
+    for theme in ("light", "dark"):
+        assert (tmp_path / f"scale.{theme}.png").stat().st_size > 10_000
+
+
+def test_a_small_measurement_from_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(measuring, "WARM_POINTS", 1000)
+    monkeypatch.setattr(measuring, "EMPTY_TASKS", 20)
+    cases = [measuring.Case(3000, 2, 1), measuring.Case(6000, 2, 1, 12)]
+    out = tmp_path / "runs.json"
+    measuring.measure(cases[:1], out, print)
+    measuring.measure(cases, out, print)
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in told] == [case.name for case in cases]
+    document = measuring.read(out)
+    assert 0 < document["dispatch_seconds"] < 1
+    first, second = document["runs"]
+    assert first["size"]["shape"]["n_points"] == 3000
+    assert second["size"]["shape"]["n_partitions"] == 12
+    assert first["size"]["compared"] > 0
+    for stage in STAGES:
+        assert first["stages"][stage]["seconds"] > 0
+    assert first["stages"]["graph"]["n_tasks"] >= 1
+    if first["stages"]["graph"]["out_nbytes"]:  # where /proc tells
+        rows = 3000 * (first["size"]["shape"]["k"] + 1) * 8
+        assert rows <= first["stages"]["graph"]["out_nbytes"] < 1.2 * rows
+    assert first["worker_nbytes"] > 50 << 20
+    main(["page", "--out", str(out), "--docs", str(tmp_path)])
+    assert "x 2, 100 workers" in (tmp_path / "scale.md").read_text()
+
+
+def test_a_page_of_nothing_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["page", "--out", str(tmp_path / "none.json"), "--docs", str(tmp_path)])
+    assert "is not there: write it with" in capsys.readouterr().err
