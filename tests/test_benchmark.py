@@ -451,7 +451,7 @@ def test_a_killed_driver_leaves_nothing_behind_and_is_resumed(tmp_path, data):
         driver.kill()
         driver.wait()
     (folder,) = {line.split()[3] for line in lines if "pipelines.benchmark.child" in line}
-    wait_until(lambda: not any(process.is_running() for process in below))
+    wait_until(lambda: not any(is_alive(process) for process in below))
     assert not Path(folder).exists()
     settings = Settings(n_reruns=0, limit_seconds=500)
     methods = [acting([{}], "quick"), acting([{}], "slow")]
@@ -459,6 +459,12 @@ def test_a_killed_driver_leaves_nothing_behind_and_is_resumed(tmp_path, data):
     assert [is_finished(first), is_finished(second)] == [True, False]
     run_task(second)
     assert [one.method for one in read_searches(out)] == ["quick", "slow"]
+
+
+def is_alive(process):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 # Commands
