@@ -7,7 +7,7 @@ BIN := .venv/bin
 PYTEST := --numprocesses 2
 PACKAGES := chromium iproute2 munge openssl slurm-wlm
 
-.PHONY: demo test test-all lint check-python system-packages pictures bench-phases bench-graphs bench-fits bench-choices bench-chaos clean
+.PHONY: demo test test-all lint check-python system-packages pictures bench-phases bench-graphs bench-fits bench-choices bench-chaos evidence clean
 
 demo: .venv/ready
 	$(BIN)/spore-dask demo
@@ -50,6 +50,15 @@ bench-fits: .venv/ready .venv-peer/ready
 # Fits that random faults hit, called again until they are done.
 bench-chaos: .venv/ready
 	$(BIN)/python -m pipelines.chaos $(PARTS)
+
+# The evidence in small: the paper's evaluation on the datasets that ship with scikit-learn, and
+# 100,000 generated points for us and our peers. The whole of it is in docs/results.md.
+EVIDENCE := build/evidence
+evidence: .venv/ready
+	$(BIN)/python -m pipelines.benchmark run --out $(EVIDENCE)/evaluation --scaling clip-minmax --reruns 3
+	$(BIN)/python -m pipelines.scale run --out $(EVIDENCE)/scale --points 1e5 --columns 2 --columns 8 --limit 60
+	$(BIN)/python -m pipelines.benchmark page --out $(EVIDENCE)/evaluation --docs $(EVIDENCE)
+	$(BIN)/python -m pipelines.scale page --out $(EVIDENCE)/scale --docs $(EVIDENCE)
 
 pictures: .venv/ready
 	$(BIN)/python docs/pictures.py

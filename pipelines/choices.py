@@ -24,12 +24,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import randint, uniform
-from sklearn.decomposition import PCA
 from sklearn.metrics import adjusted_rand_score
-from sklearn.model_selection import ParameterSampler
-from sklearn.utils import check_random_state
 
+from pipelines.benchmark.preparing import CLIP_MINMAX, Dataset, prepared, read_folder, scaled
+from pipelines.benchmark.spores import drawn
 from pipelines.shapes import generated
 from spore_dask import Params, tune
 from spore_dask.choosing import agreement, choose, degenerate
@@ -37,8 +35,6 @@ from spore_dask.voters import voter_labels
 
 Floats = NDArray[np.float64]
 
-REDUCED = {"trapped_lovers": (2, None), "pbmc3k": (50,)}
-"""Sets of which the paper takes principal components; None for all columns."""
 HARD = {"har", "fashion", "pbmc3k"}
 BEYOND = {"mnist"}
 """Sets that the paper does not have."""
@@ -72,41 +68,15 @@ class Trials:
         return np.random.default_rng(seed).permutation(len(self.x))[:n_rows]
 
 
-def prepared(x: Floats) -> Floats:
-    """Clip each column to six deviations, and scale it to [0, 1]."""
-    x = np.asarray(x, np.float64)
-    mean, reach = x.mean(axis=0), 6 * x.std(axis=0)
-    x = np.clip(x, mean - reach, mean + reach)
-    low, width = x.min(axis=0), np.ptp(x, axis=0)
-    return (x - low) / np.where(width > 0, width, 1)
+def datasets(folder: Path) -> Iterator[Dataset]:
+    """Read and prepare the sets that have labels."""
+    for raw in read_folder(folder):
+        yield from prepared(raw, CLIP_MINMAX)
 
 
-def datasets(folder: Path) -> Iterator[tuple[str, Floats, NDArray[np.int64]]]:
-    """Read the sets that have labels."""
-    for path in sorted(folder.glob("*.npz")):
-        with np.load(path) as file:
-            if "y" not in file.files:
-                continue
-            x, y = prepared(file["X"]), file["y"]
-        for n_columns in REDUCED.get(path.stem, (None,)):
-            reduced = x
-            if n_columns:
-                reduced = PCA(n_columns, random_state=42).fit_transform(x)
-            name = path.stem if len(REDUCED.get(path.stem, "-")) == 1 else ""
-            yield name or f"{path.stem} {reduced.shape[1]}-D", reduced, y
-
-
-def drawn(n_points: int, n_draws: int, seed: int) -> list[Params]:
+def drawn_params(n_points: int, n_draws: int, seed: int) -> list[Params]:
     """Draw configurations from the space of the paper."""
-    log2_n = math.floor(math.log2(n_points))
-    space = {
-        "z_percentile": uniform(12.5, 87.5),
-        "retention_rate": uniform(0, 0.875),
-        "min_cluster_size": uniform(0.3, 0.4),
-        "expansion_neighbors": randint(log2_n, 3 * log2_n),
-    }
-    sampler = ParameterSampler(space, n_draws, random_state=check_random_state(seed))
-    return [Params(**config) for config in sampler]
+    return [Params(**config) for config in drawn(n_points, n_draws, seed)]
 
 
 def retention_of(trials: list[Params]) -> Floats:
@@ -116,7 +86,7 @@ def retention_of(trials: list[Params]) -> Floats:
 
 def tried(name: str, x: Floats, y: NDArray[np.int64], seed: int) -> Trials:
     """Cluster with the default configuration and 50 others."""
-    trials = [Params(), *drawn(len(x), 50, seed)]
+    trials = [Params(), *drawn_params(len(x), 50, seed)]
     x = np.ascontiguousarray(x, np.float32 if len(x) > LARGE else np.float64)
     labels = voter_labels(x, trials)
     ari = np.array([adjusted_rand_score(y, row) for row in labels])
@@ -182,7 +152,7 @@ def chosen_with(one: Trials) -> Floats:
 
 def family(name: str) -> str:
     """Return what similar sets of the paper have in common: they are held out together."""
-    return name.split()[0].split("_")[0].rstrip("34")
+    return name.split("_")[0].rstrip("34")
 
 
 def print_cross(real: list[Trials], made: list[Trials]) -> None:
@@ -230,7 +200,7 @@ def print_fewer(real: list[Trials], made: list[Trials]) -> None:
 def fewer(one: Trials) -> Floats:
     """Return the ARI of the plain choice, ours, ours with voters, the best, a row each of FEWER."""
     rows = one.sample()
-    voters = drawn(len(rows), N_VOTERS, seed=len(one.x))
+    voters = drawn_params(len(rows), N_VOTERS, seed=len(one.x))
     votes = voter_labels(np.ascontiguousarray(one.x[rows]), voters)
     rates = retention_of(voters)
     found = np.zeros((len(FEWER), N_SUBSETS, 4))
@@ -287,10 +257,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=42, help="of what is drawn for the data")
     options = parser.parse_args(arguments)
     started = time.perf_counter()
-    real = [tried(*one, options.seed) for one in datasets(options.data)]
+    real = [tried(one.name, one.x, one.y, options.seed) for one in datasets(options.data)]
     needs_made = set(options.parts or PARTS) - {"rows", "tuned"}
     made = [
-        tried(name, prepared(x), y, seed)
+        tried(name, scaled(x, CLIP_MINMAX), y, seed)
         for seed in (MADE_SEEDS if needs_made else ())
         for name, x, y in generated(seed)
     ]

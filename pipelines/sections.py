@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from spore_dask import InputError
+
 
 def replace_section(path: Path, name: str, text: str) -> None:
     """Put `text` between the marks of a section, `<!-- name: begin -->` and `<!-- name: end -->`.
@@ -25,7 +27,7 @@ def replace_section(path: Path, name: str, text: str) -> None:
 
     Raises
     ------
-    ValueError
+    InputError
         If the page has one of the two marks and not the other, more than one, or the end first.
     """
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
@@ -37,10 +39,11 @@ def replace_section(path: Path, name: str, text: str) -> None:
     elif counts == (1, 1) and page.index(begin) < page.index(end):
         page = page[: page.index(begin)] + section + page[page.index(end) + len(end) :]
     else:
-        raise ValueError(
+        raise InputError(
             f"{path.name} has {counts[0]} of {begin!r} and {counts[1]} of {end!r}, but must have "
             f"one of each, in this order: mend the page."
         )
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
     part.write_text(page)
     os.replace(part, path)

@@ -3,6 +3,7 @@
 import pytest
 
 from pipelines.sections import replace_section
+from spore_dask import InputError
 
 
 def test_only_what_is_between_the_marks_changes(tmp_path):
@@ -31,6 +32,6 @@ def test_a_page_that_is_not_there_is_made(tmp_path):
 def test_broken_marks_are_an_error(tmp_path, page):
     path = tmp_path / "page.md"
     path.write_text(page)
-    with pytest.raises(ValueError, match=r"one of each, in this order: mend the page"):
+    with pytest.raises(InputError, match=r"one of each, in this order: mend the page"):
         replace_section(path, "a", "text")
     assert path.read_text() == page

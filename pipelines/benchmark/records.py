@@ -60,6 +60,14 @@ class Search:
     """Number of the trial with the highest ARI, the faster of equals; None if none was done."""
     reruns: list[Trial]
     """The best configuration, from scratch."""
+    seed: int = 42
+    """Of the draws."""
+    n_draws: int = 50
+    """Draws that were asked for; a method without parameters has fewer configurations."""
+    n_reruns: int = 10
+    """Re-runs that were asked for; a slow configuration has fewer."""
+    n_threads: int = 1
+    """What a method could use."""
 
 
 def path_of(out: Path, scaling: str, dataset: str, method: str) -> Path:

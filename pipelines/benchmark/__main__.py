@@ -1,0 +1,6 @@
+"""Run `python -m pipelines.benchmark`."""
+
+from pipelines.benchmark.commands import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,328 @@
+"""Generate clusters of varied size, density and shape, of any number of rows, in bounded memory.
+
+Rows are drawn in units of fixed size, each from a seed of its own, so that the same rows come out
+whatever is asked for at once, and fewer rows are the first of more. Reads nothing; writes a Zarr
+array, or a .npy file, and the true labels as .npy. Memory: a few units.
+
+Two columns have blobs, stretched blobs, rings with or without a core, pairs of moons and spirals.
+More columns have curved sheets, of 2 to 4 dimensions in 8 columns, and of 6 to 12 in more, where
+they lie in a space of 16 dimensions that is bent into all columns, as embeddings are. Sizes vary
+by 20, densities by much more, and 3 % of the rows are background, label -1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Generator = np.random.Generator
+Shape = Callable[[int, Generator], Floats]
+"""Draws some points of a cluster, in the latent space."""
+
+UNIT = 10_000
+"""Rows that are drawn from one seed."""
+CHUNK_NBYTES = 32 << 20
+"""Size of a chunk of the Zarr array."""
+BACKGROUND = -1
+BACKGROUND_SHARE = 0.03
+SIZE_RATIO = 20.0
+"""Of the largest cluster to the smallest."""
+N_PLACES = 24
+"""Balls side by side; each holds one or two clusters."""
+SHEETS_APART = 0.8
+"""Distance of two parallel sheets, over their radius."""
+SHEET_WIDTH = 0.05
+"""Thickness of a sheet, over its radius."""
+LATENT_COLUMNS = 16
+"""Dimensions of the space that is bent into 64 columns and more."""
+NOISE = 0.02
+"""What is added to each row of a bent space: its length, over that of the smallest radius."""
+GAP = (1.15, 1.45)
+"""Distance of neighbouring centres over the sum of their radii."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """Clusters, their shares, and the map from their space to the columns of the data."""
+
+    n_columns: int
+    seed: int
+    shapes: list[Shape]
+    shares: Floats
+    """Of each cluster among the rows that are not background."""
+    box: tuple[Floats, Floats]
+    """Corners of the background, in the latent space."""
+    embed: Callable[[Floats, Generator], NDArray[np.float32]]
+
+    @property
+    def n_clusters(self) -> int:
+        """Number of clusters; the background is none."""
+        return len(self.shapes)
+
+    def unit(self, number: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """Draw the points and labels of one unit of rows."""
+        rng = np.random.default_rng((self.seed, self.n_columns, number))
+        shares = np.append(self.shares * (1 - BACKGROUND_SHARE), BACKGROUND_SHARE)
+        drawn = rng.choice(len(shares), UNIT, p=shares / shares.sum())
+        latent = np.empty((UNIT, len(self.box[0])))
+        for label, shape in enumerate(self.shapes):
+            rows = np.flatnonzero(drawn == label)
+            latent[rows] = shape(len(rows), rng)
+        rows = np.flatnonzero(drawn == self.n_clusters)
+        latent[rows] = rng.uniform(*self.box, (len(rows), latent.shape[1]))
+        labels = np.where(drawn == self.n_clusters, BACKGROUND, drawn).astype(np.int32)
+        return self.embed(latent, rng), labels
+
+    def rows(self, first: int, last: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """Draw the rows from `first` up to `last`, always the same ones."""
+        parts = []
+        for number in range(first // UNIT, -(-last // UNIT)):
+            part = slice(max(first - number * UNIT, 0), last - number * UNIT)
+            points, labels = self.unit(number)
+            parts.append((points[part], labels[part]))
+        points, labels = zip(*parts, strict=True)
+        return np.concatenate(points), np.concatenate(labels)
+
+
+def mixture(n_columns: int, seed: int = 0) -> Mixture:
+    """Return the clusters of generated data with so many columns.
+
+    Parameters
+    ----------
+    n_columns : int
+        2 for shapes in the plane; from 3 on sheets; from 32 on these lie in a bent space.
+    seed : int
+        Seed of the clusters and of their points.
+    """
+    if n_columns < 2:
+        raise ValueError(f"There are shapes in 2 columns and more, not in {n_columns}.")
+    rng = np.random.default_rng((seed, n_columns))
+    if n_columns == 2:
+        shapes, box = plane(rng)
+        return Mixture(2, seed, shapes, shares(len(shapes), rng), box, plainly)
+    bent = n_columns > 2 * LATENT_COLUMNS
+    n_latent = LATENT_COLUMNS if bent else n_columns
+    dimensions = (6, 12) if bent else (2, 4)
+    shapes, box = sheets(n_latent, dimensions, rng)
+    embed = bending(n_latent, n_columns, rng) if bent else plainly
+    return Mixture(n_columns, seed, shapes, shares(len(shapes), rng), box, embed)
+
+
+def shares(n_clusters: int, rng: Generator) -> Floats:
+    """Draw the share of each cluster, log-uniformly."""
+    weights = rng.permutation(np.geomspace(1, SIZE_RATIO, n_clusters))
+    return weights / weights.sum()
+
+
+def packed(radii: Floats, n_columns: int, rng: Generator) -> Floats:
+    """Place balls beside each other, with gaps, each near one that is already there."""
+    centres = [np.zeros(n_columns)]
+    for i in range(1, len(radii)):
+        for _ in itertools.repeat(None, 10_000):
+            beside = rng.integers(i)
+            direction = rng.standard_normal(n_columns)
+            away = rng.uniform(*GAP) * (radii[beside] + radii[i])
+            centre = centres[beside] + away * direction / np.linalg.norm(direction)
+            distances = np.linalg.norm(np.array(centres) - centre, axis=1)
+            if (distances >= GAP[0] * (radii[:i] + radii[i])).all():
+                centres.append(centre)
+                break
+        else:
+            raise ValueError(f"There is no place for ball {i} of {len(radii)}.")
+    return np.array(centres)
+
+
+def around(centres: Floats, radii: Floats) -> tuple[Floats, Floats]:
+    """Return the corners of a box around balls."""
+    return (centres - radii[:, None]).min(axis=0), (centres + radii[:, None]).max(axis=0)
+
+
+def plane(rng: Generator) -> tuple[list[Shape], tuple[Floats, Floats]]:
+    """Place motifs of one or two clusters in the plane, their radii 8 times apart."""
+    radii = rng.permutation(np.geomspace(0.25, 2, N_PLACES))
+    centres = packed(radii, 2, rng)
+    motifs = itertools.cycle((cored_ring, moons, stretched, spirals, blob, ring, moons, stretched))
+    shapes = [
+        shape
+        for motif, centre, radius in zip(motifs, centres, radii, strict=False)
+        for shape in motif(centre, radius, rng)
+    ]
+    return shapes, around(centres, radii)
+
+
+def blob(centre: Floats, radius: float, rng: Generator) -> list[Shape]:
+    """Return a round blob, of two and a half deviations."""
+    return [lambda n, rng: centre + radius / 2.5 * rng.standard_normal((n, 2))]
+
+
+def stretched(centre: Floats, radius: float, rng: Generator) -> list[Shape]:
+    """Return two blobs ten times as long as wide, side by side."""
+    angle = rng.uniform(0, np.pi)
+    along, across = turned(angle)
+    deviations = radius / 2.5 * np.array([1, 0.1])
+
+    def half(side: int) -> Shape:
+        shift = side * 0.4 * radius * across
+        return lambda n, rng: (
+            centre + shift + (deviations * rng.standard_normal((n, 2))) @ np.array([along, across])
+        )
+
+    return [half(-1), half(1)]
+
+
+def turned(angle: float) -> Floats:
+    """Return the two axes of a plane that is turned."""
+    return np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
+
+
+def arc(centre: Floats, radius: float, angles: tuple[float, float], width: float) -> Shape:
+    """Return an arc between two angles, its deviation across being `width` of its radius."""
+
+    def draw(n: int, rng: Generator) -> Floats:
+        angle = rng.uniform(*angles, n)
+        length = radius * (1 + width * rng.standard_normal(n))
+        return centre + length[:, None] * np.column_stack((np.cos(angle), np.sin(angle)))
+
+    return draw
+
+
+def ring(centre: Floats, radius: float, rng: Generator) -> list[Shape]:
+    """Return a circle."""
+    return [arc(centre, 0.85 * radius, (0, 2 * np.pi), 0.05)]
+
+
+def cored_ring(centre: Floats, radius: float, rng: Generator) -> list[Shape]:
+    """Return a circle, and a blob in it."""
+    core: Shape = lambda n, rng: centre + radius / 8 * rng.standard_normal((n, 2))  # noqa: E731
+    return [*ring(centre, radius, rng), core]
+
+
+def moons(centre: Floats, radius: float, rng: Generator) -> list[Shape]:
+    """Return two half circles, the second hooked into the first."""
+    start = rng.uniform(0, 2 * np.pi)
+    shift = turned(start).T @ np.array([0.28, 0.1]) * radius
+    return [
+        arc(centre - shift, 0.6 * radius, (start, start + np.pi), 0.06),
+        arc(centre + shift, 0.6 * radius, (start + np.pi, start + 2 * np.pi), 0.06),
+    ]
+
+
+def spirals(centre: Floats, radius: float, rng: Generator) -> list[Shape]:
+    """Return two spirals of a turn, one in the other."""
+    start = rng.uniform(0, 2 * np.pi)
+
+    def arm(phase: float) -> Shape:
+        def draw(n: int, rng: Generator) -> Floats:
+            at = np.sqrt(rng.uniform(0.06, 0.9, n))
+            angle = phase + 2 * np.pi * at
+            curve = at[:, None] * np.column_stack((np.cos(angle), np.sin(angle)))
+            return centre + radius * (curve + 0.03 * rng.standard_normal((n, 2)))
+
+        return draw
+
+    return [arm(start), arm(start + np.pi)]
+
+
+def sheets(
+    n_columns: int, dimensions: tuple[int, int], rng: Generator
+) -> tuple[list[Shape], tuple[Floats, Floats]]:
+    """Place curved sheets of some dimensions in a space of more, their radii 4 times apart."""
+    radii = rng.permutation(np.geomspace(0.5, 2, N_PLACES))
+    centres = packed(radii, n_columns, rng)
+    shapes = []
+    for i, (centre, radius) in enumerate(zip(centres, radii, strict=True)):
+        n_dimensions = int(rng.integers(dimensions[0], dimensions[1] + 1))
+        shapes += sheet(centre, radius, n_dimensions, rng)[: 1 + i % 2]
+    return shapes, around(centres, radii)
+
+
+def sheet(centre: Floats, radius: float, n_dimensions: int, rng: Generator) -> list[Shape]:
+    """Return two parallel sheets, long one way, short another, curved by a random tanh layer."""
+    n_columns = len(centre)
+    extents = np.geomspace(1, 0.2, n_dimensions)
+    axes = np.linalg.qr(rng.standard_normal((n_columns, n_columns)))[0]
+    flat, apart = axes[:n_dimensions], SHEETS_APART / 2 * axes[n_dimensions]
+    inner = 2 * rng.standard_normal((n_dimensions, n_columns)) / math.sqrt(n_dimensions)
+    outer = rng.standard_normal((n_columns, n_columns)) / n_columns
+
+    def bend(at: Floats) -> Floats:
+        return at @ flat + 0.5 * np.tanh(at @ inner) @ outer
+
+    probe = bend(extents * rng.uniform(-1, 1, (2000, n_dimensions)))
+    middle = probe.mean(axis=0)
+    size = np.quantile(np.linalg.norm(probe - middle, axis=1), 0.99)
+
+    def half(shift: Floats) -> Shape:
+        def draw(n: int, rng: Generator) -> Floats:
+            at = extents * rng.uniform(-1, 1, (n, n_dimensions))
+            thick = SHEET_WIDTH / math.sqrt(n_columns) * rng.standard_normal((n, n_columns))
+            return centre + radius * ((bend(at) - middle) / size + thick + shift)
+
+        return draw
+
+    return [half(apart), half(-apart)]
+
+
+def plainly(latent: Floats, rng: Generator) -> NDArray[np.float32]:
+    """Take the points as they are."""
+    return latent.astype(np.float32)
+
+
+def bending(
+    n_latent: int, n_columns: int, rng: Generator
+) -> Callable[[Floats, Generator], NDArray[np.float32]]:
+    """Return a map to more columns: linear, plus a tanh layer, plus a little noise."""
+    linear = np.linalg.qr(rng.standard_normal((n_columns, n_latent)))[0].T.astype(np.float32)
+    inner = (rng.standard_normal((n_latent, n_columns)) / (2 * math.sqrt(n_latent))).astype("f4")
+    scale = np.float32(1 / math.sqrt(n_columns))
+    deviation = np.float32(NOISE * 0.5 / math.sqrt(n_columns))
+
+    def embed(latent: Floats, rng: Generator) -> NDArray[np.float32]:
+        at = latent.astype(np.float32)
+        bent = at @ linear + scale * np.tanh(at @ inner)
+        bent += deviation * rng.standard_normal(bent.shape, dtype=np.float32)
+        return bent
+
+    return embed
+
+
+def blocks(n_points: int, block: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and last row of each block."""
+    for first in range(0, n_points, block):
+        yield first, min(first + block, n_points)
+
+
+def write_zarr(path: Path, drawn: Mixture, n_points: int, block: int | None = None) -> None:
+    """Write the points as a Zarr array in chunks of `block` rows."""
+    chunk = block or max(1, CHUNK_NBYTES // (4 * drawn.n_columns))
+    shape = n_points, drawn.n_columns
+    chunks = min(chunk, n_points), drawn.n_columns
+    target: Any = zarr.create_array(str(path), shape=shape, chunks=chunks, dtype="f4")
+    for first, last in blocks(n_points, chunk):
+        target[first:last] = drawn.rows(first, last)[0]
+
+
+def write_npy(path: Path, drawn: Mixture, n_points: int, block: int = 10 * UNIT) -> None:
+    """Write the points as a .npy file."""
+    shape = n_points, drawn.n_columns
+    target = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+    for first, last in blocks(n_points, block):
+        target[first:last] = drawn.rows(first, last)[0]
+    target.flush()
+
+
+def write_labels(path: Path, drawn: Mixture, n_points: int, block: int = 10 * UNIT) -> None:
+    """Write the true labels as a .npy file."""
+    target = np.lib.format.open_memmap(path, mode="w+", dtype=np.int32, shape=(n_points,))
+    for first, last in blocks(n_points, block):
+        target[first:last] = drawn.rows(first, last)[1]
+    target.flush()
