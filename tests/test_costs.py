@@ -326,8 +326,8 @@ def test_a_small_measurement_from_the_command_line(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(measuring, "EMPTY_TASKS", 20)
     cases = [measuring.Case(3000, 2, 1), measuring.Case(6000, 2, 1, 12)]
     out = tmp_path / "runs.json"
-    measuring.measure(cases[:1], out, print)
     measuring.measure(cases, out, print)
+    measuring.measure(cases, out, lambda line: pytest.fail(f"measured again: {line}"))
     told = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in told] == [case.name for case in cases]
     document = measuring.read(out)
