@@ -146,6 +146,7 @@ class _Process:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
+                start_new_session=True,  # a signal to the group would end it before it tidies up
             )
 
     def give(self, job: Job) -> None:
