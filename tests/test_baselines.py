@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.cluster import DBSCAN, HDBSCAN
 from sklearn.metrics import adjusted_rand_score
+from sklearn.neighbors import NearestNeighbors
 from threadpoolctl import threadpool_limits
 
-from pipelines.benchmark import dpc, snn_dbscan
+from pipelines.benchmark import baselines, dpc, snn_dbscan
 from pipelines.benchmark.baselines import BASELINES, dbscan_eps, neighbor_distances
 from pipelines.benchmark.distances import (
     FEW_COLUMNS,
@@ -298,7 +299,7 @@ def test_scikit_learn_gets_the_threads_of_the_search(monkeypatch, name):
 
     for kind in (DBSCAN, HDBSCAN, NearestNeighbors):
         monkeypatch.setattr(baselines, kind.__name__, watched(kind))
-    monkeypatch.setattr(baselines, "n_threads", lambda: 2)
+    monkeypatch.setattr(threads, "n_threads", lambda: 2)
     method, (x, _) = BASELINES[name], blobs_and_shapes(200, seed=2)
     config = method.configurations(Facts(200, 2, 3), 0, 0)[0]
     method.labels(x, config, None)

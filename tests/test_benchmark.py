@@ -477,7 +477,7 @@ def test_more_threads_than_processors_are_refused(tmp_path, data, monkeypatch):
     monkeypatch.setattr(running, "n_processors", lambda: 5)
     settings = dataclasses.replace(FAST, n_threads=2)
     plan = plan_of(tmp_path / "out", data, [acting([{}], "A")], settings)
-    with pytest.raises(InputError, match="--workers 3 with --threads 2 each need 6 .* but 5 can"):
+    with pytest.raises(InputError, match=r"--workers 3 with --threads 2 each need 6 .* but 5 can"):
         run_all(plan, n_workers=3)
     assert not plan.out.exists()
     running.check_processors(2, 2)

@@ -22,7 +22,7 @@ from pipelines.benchmark.distances import distance_matrix
 from pipelines.benchmark.dpc import Pairs, dpc_labels, measure_pairs
 from pipelines.benchmark.methods import Config, Facts, Floats, Labels, Method
 from pipelines.benchmark.snn_dbscan import Numbers, nearest_lists, snn_dbscan_labels
-from spore_dask.threads import n_threads
+from spore_dask import threads
 
 TREE_COLUMNS = 15
 """Columns up to which scikit-learn's trees find neighbours faster than comparing all pairs."""
@@ -76,7 +76,7 @@ def neighbor_distances(x: Floats, configs: list[Config]) -> Floats:
     Like DBSCAN, the number of neighbours includes the point itself.
     """
     most = max(config["min_samples"] for config in configs)
-    search = NearestNeighbors(n_neighbors=most, algorithm=_search_of(x), n_jobs=n_threads())
+    search = NearestNeighbors(n_neighbors=most, algorithm=_search_of(x), n_jobs=threads.n_threads())
     distances: Floats = search.fit(x).kneighbors(x)[0]
     return distances
 
@@ -91,7 +91,9 @@ def dbscan_labels(x: Floats, config: Config, shared: Floats | None) -> Labels:
     """Cluster with scikit-learn's DBSCAN."""
     distances = neighbor_distances(x, [config]) if shared is None else shared
     eps, min_samples = dbscan_eps(distances, config), config["min_samples"]
-    model = DBSCAN(eps=eps, min_samples=min_samples, algorithm=_search_of(x), n_jobs=n_threads())
+    model = DBSCAN(
+        eps=eps, min_samples=min_samples, algorithm=_search_of(x), n_jobs=threads.n_threads()
+    )
     return np.asarray(model.fit_predict(x), np.int64)
 
 
@@ -135,7 +137,7 @@ def hdbscan_labels(x: Floats, config: Config, shared: Floats | None) -> Labels:
     model = HDBSCAN(
         **(config | {"min_samples": config["min_samples"] + 1}),
         metric="euclidean" if distances is None else "precomputed",
-        n_jobs=n_threads(),
+        n_jobs=threads.n_threads(),
         copy=True,  # it would change the shared matrix
     )
     return np.asarray(model.fit_predict(x if distances is None else distances), np.int64)

@@ -231,7 +231,7 @@ def _run(client: Client, tasks: list[Task], say: Callable[[str], None]) -> None:
         )
 
 
-def _submit(client: Client, task: Task, number: int, first: list[str]) -> Future:
+def _submit(client: Client, task: Task, number: int, first: list[str]) -> Future[Done]:
     """Submit a task, to the first worker of a machine if it is large."""
     workers = first if task.n_points > LARGE_POINTS else None
     return client.submit(run_task, task, priority=-number, workers=workers, pure=False)
