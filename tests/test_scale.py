@@ -359,7 +359,7 @@ def test_the_page_says_who_wins_and_who_loses(tmp_path):
         "Ours finished 3 of 3 cells; its largest process had 1 GiB of private memory.",
         "ours is the fastest in 2 columns at 10^6 points, in 64 columns at 10^6 points, 2.5 times "
         "as fast as the next.",
-        "It is the only one of them that finished within these limits in 64 columns at 10^6 points.",
+        "the only one of them that finished within these limits in 64 columns at 10^6 points.",
         "2 columns, 10^5 points: ours (12.0 s, ARI 0.900) is slower than fast_hdbscan (4.0 s, ARI "
         "0.970): its stage 'neighbors' took 9.0 s, and starting workers, pilots and the way "
         "between stages 2.0 s.",
