@@ -16,6 +16,8 @@ ALONE = ("expand", "reassign", "publish")
 """Stages that the coordinator does itself."""
 ENTRY_COORDINATES = 150
 """What an entry of a row takes to be selected, ordered and written, in coordinates compared."""
+LIST_COORDINATES = 1500
+"""What an entry of a list takes in each exchange of an approximate search, in the same unit."""
 POINTS_PER_PROBE = 64
 """Points that a probe meets: those of a cell around a centre."""
 PROBES_PER_ROUND = 32
@@ -40,6 +42,8 @@ class Size:
     """Coordinates compared for a fragment, where the graph's rows are too short for the vote."""
     n_rounds: int | None = None
     """Rounds of refinement of an approximate search; None if the search is exact."""
+    n_pages: int = 0
+    """Pages of rows that Expansion reads one by one; none where its cache holds the graph."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Load:
     n_sent: int = 0
     """Messages that take the tasks to workers."""
     n_pieces: int = 0
-    """Parts of files that an exchange reads, each by itself."""
+    """Parts of files that are read, each by itself."""
     alone: bool = False
     """Whether the coordinator does it all."""
 
@@ -110,16 +114,14 @@ def loads(size: Size) -> dict[str, Load]:
             n_read + n_partitions,
             2 * min(n_read * n_partitions, n_points),
         ),
-        "graph": Load(
-            n_points * searching(size.compared, shape.k), steps * n_shards, steps * n_shards
-        ),
+        "graph": Load(n_points * _search_work(size), steps * n_shards, steps * n_shards),
         "density": Load(
             n_points * (shape.k + 1 + shape.n_columns),
             2 * n_shards + ranges,
             2 * light[0] + light[1],
             min(pairs, n_points),
         ),
-        "expand": Load(n_points * (shape.k + 1), alone=True),
+        "expand": Load(n_points * (shape.k + 1), n_pieces=size.n_pages, alone=True),
         "fragments": Load(
             _fragment_work(size),
             n_shards + ranges,
@@ -132,14 +134,18 @@ def loads(size: Size) -> dict[str, Load]:
     return found
 
 
-def searching(compared: float, k: int) -> float:
-    """Return what it takes to find the k neighbours of a point, in coordinates compared."""
-    return compared + ENTRY_COORDINATES * (k + 1)
+def _search_work(size: Size) -> float:
+    """Return what it takes to find the neighbours of a point, in coordinates compared."""
+    n_entries = size.shape.k + 1
+    if size.n_rounds is None:
+        return size.compared + ENTRY_COORDINATES * n_entries
+    return size.compared + LIST_COORDINATES * n_entries * (size.n_rounds + 1)
 
 
 def _fragment_work(size: Size) -> float:
     """Return what the rows of fragments take: a search, or a copy of rows that are long enough."""
     shape = size.shape
     if shape.k < shape.longest_k:
-        return size.n_fragments * searching(size.fragment_compared, shape.longest_k)
+        entries = ENTRY_COORDINATES * (shape.longest_k + 1)
+        return size.n_fragments * (size.fragment_compared + entries)
     return float(shape.n_points * (shape.k + 1))

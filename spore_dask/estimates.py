@@ -46,6 +46,10 @@ SENT_SECONDS = 0.001
 """What it takes the coordinator and the scheduler to send a task and to hear of its end."""
 PIECE_SECONDS = 2e-5
 """What a part of a file takes in an exchange, beside its bytes."""
+PAGE_SECONDS = 6e-6
+"""What a page of rows takes that Expansion reads because its cache is smaller than the graph."""
+PAGES_AGAIN = 2.0
+"""How often it reads each of them then, at most: more in eight columns than in two."""
 UNSURE = 2.0
 """Factor by which the share of fragments may differ from that of the sample."""
 
@@ -187,7 +191,9 @@ class Pilot:
         else:
             per_work = many / work_many
         fixed = max(0.0, many - per_work * work_many)
-        if not with_workers or stage in ALONE:
+        if stage in ALONE:
+            return Pace(fixed, per_work, per_piece=PAGE_SECONDS)
+        if not with_workers:
             return Pace(fixed, per_work)
         return Pace(fixed, per_work, TASK_SECONDS, SENT_SECONDS, PIECE_SECONDS)
 
@@ -207,8 +213,21 @@ def size_of(run: Run, n_input_tasks: int = 1) -> Size:
     if n_rounds is not None:
         compared = costs.probed(shape.n_points, shape.n_columns, found["n_probes"], n_rounds)
     return Size(
-        shape, n_input_tasks, compared, n_fragments, searched / max(1, n_fragments), n_rounds
+        shape,
+        n_input_tasks,
+        compared,
+        n_fragments,
+        searched / max(1, n_fragments),
+        n_rounds,
+        _n_pages(summary["stages"].get("expand", {}), shape),
     )
+
+
+def _n_pages(expanded: dict[str, Any], shape: memory.Shape) -> int:
+    """Return how many pages Expansion has read one by one."""
+    if not expanded or expanded["cache_nbytes"] >= expanded["graph_nbytes"]:
+        return 0
+    return int(expanded["read_nbytes"]) // (memory.PAGE_ROWS * shape.row_nbytes)
 
 
 def _measure(job: Job, sample: NDArray[Any], options: dict[str, Any]) -> Pilot:
@@ -284,13 +303,16 @@ def _whole_size(job: Job, plan: FitPlan, run: Run) -> Size:
     if sample.n_rounds is not None:
         n_probes = graph.summary["found"]["n_probes"]
         compared = costs.probed(n_points, sample.shape.n_columns, n_probes, sample.n_rounds)
+    shape = plan.shape if graph.k < sample.shape.longest_k else plan.whole().shape
+    fits = plan.coordinator_cache_nbytes >= n_points * shape.row_nbytes
     return Size(
-        plan.shape if graph.k < sample.shape.longest_k else plan.whole().shape,
+        shape,
         -(-n_points // plan.input_shape.rows_per_task),
         compared,
         round(sample.n_fragments * factor),
         sample.fragment_compared * growth,
         sample.n_rounds,
+        0 if fits else round(PAGES_AGAIN * n_points / memory.PAGE_ROWS),
     )
 
 

@@ -23,40 +23,44 @@ from pipelines.costs.fitting import (
 from pipelines.costs.page import size_of, time_of, write_page
 from pipelines.costs.predicting import Case, disk_of, memory_of, predict, traffic_of
 from spore_dask import LimitError
-from spore_dask.costs import ALONE, STAGES, Load, Pace, Size, loads, probed, searching
+from spore_dask.costs import ALONE, STAGES, Load, Pace, Size, loads, probed
 from spore_dask.jobs import find_job
 from spore_dask.memory import Shape
 
 BILLION = 10**9
-SENT = 0.002
+SENT, TASK, PIECE, PAGE = 0.002, 0.01, 1e-5, 5e-6
 PACES = {
-    "scan": Pace(0.02, 2e-9, 0.004, SENT),
-    "points, exact": Pace(0.05, 3e-7, 0.01, SENT, 4e-6),
-    "points, approximate": Pace(0.05, 2e-8, 0.01, SENT, 4e-6),
-    "graph, exact": Pace(0.1, 1e-9, 0.02, SENT),
-    "graph, approximate": Pace(0.2, 4e-10, 0.02, SENT),
-    "density": Pace(0.1, 5e-9, 0.01, SENT, 2e-5),
-    "expand": Pace(0.01, 8e-9, 0.0, SENT),
-    "fragments, exact": Pace(0.1, 2e-9, 0.01, SENT, 1e-5),
-    "fragments, approximate": Pace(0.1, 1e-8, 0.01, SENT, 1e-5),
-    "reassign": Pace(0.05, 9e-9, 0.0, SENT),
-    "publish": Pace(0.01, 4e-8, 0.0, SENT),
-    f"{OTHER}, exact": Pace(0.3, 0.003, 0.0, SENT),
-    f"{OTHER}, approximate": Pace(0.4, 0.03, 0.0, SENT),
+    "scan": Pace(0.02, 2e-9, TASK, SENT, PIECE),
+    "points, exact": Pace(0.05, 3e-7, TASK, SENT, PIECE),
+    "points, approximate": Pace(0.05, 2e-8, TASK, SENT, PIECE),
+    "graph, exact": Pace(0.1, 1e-9, TASK, SENT, PIECE),
+    "graph, approximate": Pace(0.2, 4e-10, TASK, SENT, PIECE),
+    "density": Pace(0.1, 5e-9, TASK, SENT, PIECE),
+    "expand": Pace(0.01, 8e-9, TASK, SENT, PAGE),
+    "fragments, exact": Pace(0.1, 2e-9, TASK, SENT, PIECE),
+    "fragments, approximate": Pace(0.1, 1e-8, TASK, SENT, PIECE),
+    "reassign": Pace(0.05, 9e-9, TASK, SENT, PAGE),
+    "publish": Pace(0.01, 4e-8, TASK, SENT, PAGE),
+    f"{OTHER}, exact": Pace(0.3, 0.003, TASK, SENT, PIECE),
+    f"{OTHER}, approximate": Pace(0.4, 0.03, TASK, SENT, PIECE),
 }
 
 
 def size_for(case, n_partitions=None):
-    """Return the size of a made-up run: in 8 columns comparisons grow as the root of the root."""
+    """Return the size of a made-up run: in 8 columns comparisons grow as the root of the root.
+
+    With partitions given, Expansion reads every page one and a half times.
+    """
     shape, n_points = case.shape, case.n_points
     if n_partitions:
         rows = -(-n_points // n_partitions // 8) * 8
         shape = dataclasses.replace(shape, n_partitions=n_partitions, shard_rows=rows)
-    n_fragments = n_points // 10
+    n_fragments, n_pages = n_points // 10, round(1.5 * n_points / 8) if n_partitions else 0
     if case.exact:
         compared = 500.0 if case.n_columns == 2 else 1000 * n_points**0.25
-        return Size(shape, 4, compared, n_fragments, 2 * compared)
-    return Size(shape, 4, probed(n_points, case.n_columns, 32, 1), n_fragments, 0.0, 1)
+        return Size(shape, 4, compared, n_fragments, 2 * compared, None, n_pages)
+    compared = probed(n_points, case.n_columns, 32, 1)
+    return Size(shape, 4, compared, n_fragments, 0.0, 1, n_pages)
 
 
 def made_up_runs():
@@ -117,6 +121,8 @@ def test_loads_by_hand():
     assert found["graph"] == Load(1000 * (50 + 150 * 11), 5, 5)
     assert found["density"] == Load(1000 * (11 + 3), 15, 3, 25)
     assert found["expand"] == Load(1000 * 11, alone=True)
+    paged = loads(Size(shape, 2, 50.0, 100, n_pages=125))
+    assert paged["expand"] == Load(1000 * 11, n_pieces=125, alone=True)
     assert found["fragments"] == Load(100 * (70 + 150 * 21), 10, 6, 75)
     assert found["reassign"] == Load(1000 + 100 * 21, alone=True)
     assert found["publish"] == Load(1000, alone=True)
@@ -129,7 +135,7 @@ def test_approximate_loads_by_hand():
     assert compared == 64 * 64 * (8 + 2 * 32 + 1000 / 64**3)
     found = loads(Size(shape, 2, compared, n_fragments=100, n_rounds=2))
     assert found["points"].work == 64_000
-    assert found["graph"] == Load(1000 * searching(compared, 20), 13 * 5, 13 * 5)
+    assert found["graph"] == Load(1000 * (compared + 1500 * 21 * 3), 13 * 5, 13 * 5)
     assert found["fragments"].work == 1000 * 21
 
 
@@ -211,6 +217,14 @@ def test_workers_share_all_but_what_the_coordinator_does(n_points, n_columns):
             assert many.seconds[stage] > few.seconds[stage] / 10.5
     assert many.whole_seconds < few.whole_seconds
     assert few.worker_nbytes == many.worker_nbytes
+
+
+def test_expansion_reads_pages_where_the_cache_is_too_small():
+    assert all(data.pages_again == pytest.approx(1.5) for data in MODEL.data.values())
+    for n_points, n_pages in ((10**6, 0), (10**8, 1.5 * 10**8 / 8)):
+        assert Case(n_points, 2, 1).size(MODEL).n_pages == n_pages
+    whole = [run for run in RUNS if not run.size.n_pages]
+    assert fit_model(whole, SENT).data[2].pages_again == 2
 
 
 def test_more_neighbours_take_more():

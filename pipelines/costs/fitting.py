@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from spore_dask.costs import STAGES, Load, Pace, Size, loads
-from spore_dask.memory import Shape
+from spore_dask.costs import ALONE, STAGES, Load, Pace, Size, loads
+from spore_dask.estimates import PAGES_AGAIN
+from spore_dask.memory import PAGE_ROWS, Shape
 
 OTHER = "other"
 """What a fit does between its stages: pilots, percentiles, cleaning up."""
@@ -75,6 +76,8 @@ class Data:
     fragment_share: float
     n_probes: int | None
     n_rounds: int | None
+    pages_again: float
+    """How often Expansion reads a page where its cache is smaller than the graph."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +129,9 @@ def runs_of(document: Document) -> list[Measured]:
 
 
 def fit_model(runs: Sequence[Measured], sent_seconds: float) -> Model:
-    """Fit paces on runs.
+    """Fit the paces of all stages on runs.
+
+    Each stage has constants of its own, but a task and a piece cost the same in all.
 
     Parameters
     ----------
@@ -134,31 +139,53 @@ def fit_model(runs: Sequence[Measured], sent_seconds: float) -> Model:
     sent_seconds : float
         What a task costs whoever sends it, which was measured by itself.
     """
-    paces = {}
-    for stage in (*STAGES, OTHER):
-        groups: dict[str, list[Measured]] = {}
-        for run in runs:
-            groups.setdefault(pace_name(stage, run.size), []).append(run)
-        for name, members in groups.items():
-            paces[name] = _fit_pace(stage, members, sent_seconds)
+    rows = [_row_of(run, stage) for run in runs for stage in run.seconds]
+    names = list(dict.fromkeys(row.name for row in rows))
+    matrix = np.zeros((len(rows), 2 * len(names) + 3))
+    for i, row in enumerate(rows):
+        place = 2 * names.index(row.name)
+        matrix[i, place : place + 2] = row.own
+        matrix[i, -3:] = row.common
+    seconds = np.array([row.seconds for row in rows])
+    known = sent_seconds * np.array([row.n_sent for row in rows])
+    matrix /= seconds[:, None]
+    scale = matrix.max(axis=0)
+    scale[scale == 0] = 1
+    found = nnls(matrix / scale, np.maximum(0, 1 - known / seconds))[0] / scale
+    task, piece, page = found[-3:].tolist()
+    own = found[:-3].reshape(-1, 2).tolist()
+    paces = {
+        name: Pace(fixed, work, task, sent_seconds, page if name in ALONE else piece)
+        for name, (fixed, work) in zip(names, own, strict=True)
+    }
     return Model(paces, _data_of(runs))
 
 
-def _fit_pace(stage: str, runs: Sequence[Measured], sent_seconds: float) -> Pace:
-    """Fit the pace of one stage."""
-    rows, wanted = [], []
-    for run in runs:
-        load = all_loads(run.size)[stage]
-        share, seconds = load.share(run.n_workers), max(run.seconds[stage], 1e-9)
-        terms = np.array([1, *(share * np.array([load.work, load.n_tasks, load.n_pieces]))])
-        rows.append(terms / seconds)
-        wanted.append(1 - min(1.0, sent_seconds * load.n_sent / seconds))
-    matrix = np.array(rows)
-    scale = matrix.max(axis=0)
-    scale[scale == 0] = 1
-    found = nnls(matrix / scale, np.array(wanted))[0] / scale
-    fixed, per_work, per_task, per_piece = found.tolist()
-    return Pace(fixed, per_work, per_task, sent_seconds, per_piece)
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What a stage of a run had to do for its busiest worker, and how long it took."""
+
+    name: str
+    own: tuple[float, float]
+    """Of the constants that are the stage's own: once, and work."""
+    common: tuple[float, float, float]
+    """Of those that all have in common: tasks, pieces of exchanges, pages of Expansion."""
+    n_sent: int
+    seconds: float
+
+
+def _row_of(run: Measured, stage: str) -> Row:
+    """Return what a stage of a run had to do."""
+    load = all_loads(run.size)[stage]
+    share = load.share(run.n_workers)
+    pieces = (0.0, load.n_pieces) if load.alone else (share * load.n_pieces, 0.0)
+    return Row(
+        pace_name(stage, run.size),
+        (1.0, share * load.work),
+        (share * load.n_tasks, *pieces),
+        load.n_sent,
+        max(run.seconds[stage], 1e-6),
+    )
 
 
 def _data_of(runs: Sequence[Measured]) -> dict[int, Data]:
@@ -175,8 +202,18 @@ def _data_of(runs: Sequence[Measured]) -> dict[int, Data]:
             largest.size.n_fragments / largest.n_points,
             largest.n_probes,
             largest.size.n_rounds,
+            _pages_again([run for run in runs if run.n_columns == n_columns]),
         )
     return found
+
+
+def _pages_again(runs: Sequence[Measured]) -> float:
+    """Return how often Expansion read a page in the largest run that read them one by one."""
+    paged = [run for run in runs if run.size.n_pages]
+    if not paged:
+        return PAGES_AGAIN
+    largest = max(paged, key=lambda run: run.n_points)
+    return largest.size.n_pages * PAGE_ROWS / largest.n_points
 
 
 def _growth(values: dict[int, float]) -> Growth:

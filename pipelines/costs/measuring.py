@@ -69,27 +69,31 @@ class Case:
     n_partitions: int | None = None
     """More of them than usual show what tasks and exchanges cost."""
     expansion_neighbors: int | None = None
+    cache_limit: str | None = None
+    """Less than the graph shows what Expansion takes that reads it from disk."""
 
     @property
     def name(self) -> str:
         """What it is called in the file."""
-        more = {"partitions": self.n_partitions, "neighbors": self.expansion_neighbors}
+        more = {
+            "partitions": self.n_partitions,
+            "neighbors": self.expansion_neighbors,
+            "of cache": self.cache_limit,
+        }
         extra = "".join(f", {value} {name}" for name, value in more.items() if value)
         return f"{self.n_points:,} x {self.n_columns}, {self.n_workers} workers{extra}"
 
     @property
     def is_usual(self) -> bool:
         """Whether partitions and neighbours are as by default."""
-        return self.n_partitions is None and self.expansion_neighbors is None
+        return not (self.n_partitions or self.expansion_neighbors or self.cache_limit)
 
     @property
     def options(self) -> Document:
         """What the fit is asked for: exact in few columns, approximate in many."""
         knn = "exact" if self.n_columns <= EXACT_COLUMNS else "approximate"
-        asked = {
-            "n_partitions": self.n_partitions,
-            "expansion_neighbors": self.expansion_neighbors,
-        }
+        names = ("n_partitions", "expansion_neighbors", "cache_limit")
+        asked = {name: getattr(self, name) for name in names}
         return {"knn": knn, **{name: value for name, value in asked.items() if value}}
 
 
@@ -119,6 +123,8 @@ CASES = [
     Case(200_000, 2, 2, 512),
     Case(100_000, 8, 2, 128),
     Case(60_000, 64, 2, 96),
+    Case(1_000_000, 2, cache_limit="30MB"),
+    Case(300_000, 8, cache_limit="9MB"),
 ]
 SMALL_CASES = [
     Case(50_000, 2, 1),
@@ -134,6 +140,7 @@ SMALL_CASES = [
     Case(60_000, 64),
     Case(50_000, 2, 2, 128),
     Case(100_000, 2, expansion_neighbors=16),
+    Case(200_000, 2, cache_limit="6MB"),
 ]
 
 

@@ -59,7 +59,7 @@ def write_page(document: Document, docs: Path) -> None:
         _about(document, runs),
         _picture(),
         "### Constants",
-        _constants(model, runs, sent),
+        _constants(model),
         "### Errors",
         _errors(leave_one_out(runs, sent), extrapolate(runs, sent)),
         _checks(document, runs),
@@ -123,7 +123,7 @@ def _picture() -> str:
     )
 
 
-def _constants(model: Model, runs: Sequence[Measured], sent: float) -> str:
+def _constants(model: Model) -> str:
     """Return the fitted constants of each stage."""
     rows = []
     for name, pace in model.paces.items():
@@ -132,12 +132,15 @@ def _constants(model: Model, runs: Sequence[Measured], sent: float) -> str:
                 name,
                 f"{pace.fixed:.2f}",
                 f"{_short(pace.per_work)} a {UNITS[name]}",
-                f"{1000 * pace.per_task:.1f}",
-                f"{1e6 * pace.per_piece:.1f}",
             ]
         )
-    header = ["stage", "fixed, s", "work", "a task, ms", "a piece, us"]
-    return table(header, rows)
+    text = table(["stage", "fixed, s", "work"], rows)
+    shared, alone = model.paces["density"], model.paces["expand"]
+    return (
+        f"A task takes a worker {_short(shared.per_task)} beside its work, a piece of an exchange "
+        f"{_short(shared.per_piece)}, and a page the coordinator {_short(alone.per_piece)}.\n\n"
+        f"{text}"
+    )
 
 
 def _short(seconds: float) -> str:

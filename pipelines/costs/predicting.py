@@ -10,13 +10,16 @@ import dataclasses
 from pipelines.costs.fitting import Model, Seconds
 from spore_dask import memory, plan
 from spore_dask.costs import Size, loads, probed
-from spore_dask.memory import InputShape, Shape
+from spore_dask.memory import PAGE_ROWS, InputShape, Shape
 from spore_dask.params import Params, ResolvedParams
 
 ITEMSIZE = 4
 """Bytes of a coordinate: float32."""
 EXACT_COLUMNS = 8
 """Columns up to which the search is exact here."""
+
+CACHE_NBYTES = 1 << 30
+"""What the coordinator has for rows, beside what it needs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +41,11 @@ class Case:
     def exact(self) -> bool:
         """Whether the search is exact."""
         return self.n_columns <= EXACT_COLUMNS
+
+    @property
+    def pages(self) -> bool:
+        """Whether the coordinator's cache is too small for the graph."""
+        return self.n_points * self.shape.row_nbytes > CACHE_NBYTES
 
     @property
     def shape(self) -> Shape:
@@ -73,6 +81,7 @@ class Case:
             round(data.fragment_share * n_points),
             data.fragment_compared.at(n_points),
             data.n_rounds,
+            round(data.pages_again * n_points / PAGE_ROWS) if self.pages else 0,
         )
 
 
@@ -165,7 +174,7 @@ def traffic_of(size: Size) -> dict[str, int]:
         "points": values + 3 * points,
         "graph": points + graph + search,
         "density": 2 * distances + 2 * points + 2 * n_points * shape.key_nbytes + 12 * n_points,
-        "expand": graph + 4 * n_points,
+        "expand": max(graph, size.n_pages * PAGE_ROWS * shape.row_nbytes) + 4 * n_points,
         "fragments": 3 * fragments,
         "reassign": fragments + 6 * n_points,
         "publish": 16 * n_points,
