@@ -61,6 +61,8 @@ LABEL_NBYTES = 6
 """A label, and the round in which a point got it."""
 PREDICTED_NBYTES = 12
 """What the coordinator has in memory for a new point: its label, and the confidence, twice."""
+PLACE_NBYTES = 16
+"""What it takes to note where a bucket begins in a file, for a moment twice."""
 LEAST_CACHE_NBYTES = 8 << 20
 FETCH_NBYTES = 32 << 20
 """What the coordinator takes to find out which rows to read next."""
@@ -313,7 +315,7 @@ def density_driver_nbytes(shape: Shape) -> int:
     """Return the projected peak of the process that drives it: drawn keys, and bucket sizes."""
     ranges = n_ranges(shape.n_shards)
     n_keys = ranges * keys_per_range(ranges, shape.key_nbytes)
-    places = 16 * ranges * shape.n_shards
+    places = PLACE_NBYTES * ranges * shape.n_shards
     return INTERPRETER_NBYTES + n_keys * (4 * shape.key_nbytes + SORT_NBYTES) + places
 
 
@@ -355,11 +357,17 @@ def trial_nbytes(shape: Shape) -> int:
     return INTERPRETER_NBYTES + max(data, COMPILING_NBYTES)
 
 
-def driver_nbytes(data: InputShape, shape: Shape) -> int:
-    """Return the projected peak of the process that drives the run: the sample, four times."""
-    return INTERPRETER_NBYTES + 4 * data.sample_size * max(
-        data.row_nbytes, shape.n_columns * shape.itemsize
-    )
+def driver_nbytes(data: InputShape, shape: Shape, may_approximate: bool = False) -> int:
+    """Return the projected peak of the process that drives the run.
+
+    The sample, four times; or where each partition begins in each file of an exchange: of tasks
+    that read the input, and in an approximate search of partitions.
+    """
+    sample = 4 * data.sample_size * max(data.row_nbytes, shape.n_columns * shape.itemsize)
+    n_files = -(-shape.n_points // data.rows_per_task)
+    if may_approximate:
+        n_files = max(n_files, shape.n_partitions)
+    return INTERPRETER_NBYTES + max(sample, PLACE_NBYTES * n_files * shape.n_partitions)
 
 
 def disk_nbytes(shape: Shape, copied_nbytes: int, may_approximate: bool) -> int:

@@ -1,6 +1,6 @@
 """The total order of the points on disk, in ranges, and exchanges from shards to ranges.
 
-Reads one range or shard at a time. Memory of whoever plans an exchange: 24 bytes for each pair of a
+Reads one range or shard at a time. Memory of whoever plans an exchange: 16 bytes for each pair of a
 shard and a range.
 """
 

@@ -155,7 +155,7 @@ class Plan:
     def _needs(self) -> dict[str, int]:
         """Return what each stage takes in a process, beside the way to its store."""
         projected = {
-            "driver": memory.driver_nbytes(self.input_shape, self.shape),
+            "driver": memory.driver_nbytes(self.input_shape, self.shape, self.may_approximate),
             "scan": memory.scan_nbytes(self.input_shape),
             "exchange": memory.exchange_nbytes(self.input_shape, self.shape),
             "partition": memory.gather_nbytes(self.shape),

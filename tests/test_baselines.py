@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.cluster import DBSCAN, HDBSCAN
 from sklearn.metrics import adjusted_rand_score
+from sklearn.neighbors import NearestNeighbors
 from threadpoolctl import threadpool_limits
 
-from pipelines.benchmark import dpc, snn_dbscan
+from pipelines.benchmark import baselines, dpc, snn_dbscan
 from pipelines.benchmark.baselines import BASELINES, dbscan_eps, neighbor_distances
 from pipelines.benchmark.distances import (
     FEW_COLUMNS,
@@ -282,7 +283,27 @@ def test_min_samples_of_hdbscan_leave_out_the_point_itself():
 def test_names():
     assert list(BASELINES) == NAMES
     assert [method.name for method in BASELINES.values()] == NAMES
-    assert [name for name, method in BASELINES.items() if not method.density_based] == ["KMeans"]
+
+
+@pytest.mark.parametrize("name", ["DBSCAN", "HDBSCAN"])
+def test_scikit_learn_gets_the_threads_of_the_search(monkeypatch, name):
+    """As many as this process may use, in each of its estimators."""
+    asked = []
+
+    def watched(kind):
+        def make(**options):
+            asked.append(options["n_jobs"])
+            return kind(**options)
+
+        return make
+
+    for kind in (DBSCAN, HDBSCAN, NearestNeighbors):
+        monkeypatch.setattr(baselines, kind.__name__, watched(kind))
+    monkeypatch.setattr(threads, "n_threads", lambda: 2)
+    method, (x, _) = BASELINES[name], blobs_and_shapes(200, seed=2)
+    config = method.configurations(Facts(200, 2, 3), 0, 0)[0]
+    method.labels(x, config, None)
+    assert asked == {"DBSCAN": [2, 2], "HDBSCAN": [2]}[name]
 
 
 def limits(n_points, n_columns):

@@ -17,10 +17,10 @@ from sklearn.metrics import adjusted_rand_score
 from sklearn.model_selection import ParameterSampler
 from sklearn.utils import check_random_state
 
-from pipelines.benchmark import commands, ties
-from pipelines.benchmark.methods import Facts
+from pipelines.benchmark import commands, paper, running, ties
+from pipelines.benchmark.child import BEGIN, FEW_POINTS, TRIAL, Job, warm_up
+from pipelines.benchmark.methods import Facts, Method
 from pipelines.benchmark.preparing import (
-    PAPER,
     Dataset,
     available,
     chosen,
@@ -42,6 +42,7 @@ from pipelines.benchmark.records import (
 )
 from pipelines.benchmark.running import Plan, is_finished, run_all, run_task, tasks_of
 from pipelines.benchmark.spores import SPORES, approximate_graph, exact_graph
+from pipelines.benchmark.watching import Limits, _Watch
 from spore_dask import ClusterError, InputError
 from tests.acting import N_POINTS, acting
 from tests.clusters import wait_until
@@ -106,10 +107,11 @@ def test_coordinates_of_the_reference():
 def test_datasets_of_the_paper():
     if not DATA.exists():
         pytest.skip("the data is not beside the project")
-    assert len(PAPER) == len(set(PAPER)) == 28
-    assert set(PAPER) == set(available(DATA)) - {"mnist"} == set(chosen(DATA, None))
+    assert set(paper.DATASETS) == set(available(DATA)) - {"mnist"} == set(chosen(DATA, None))
     assert list(chosen(DATA, ["mnist"])) == ["mnist"]
-    reduced = {name: load(DATA, name, "clip-minmax") for name in PAPER if "trapped" in name}
+    reduced = {
+        name: load(DATA, name, "clip-minmax") for name in paper.DATASETS if "trapped" in name
+    }
     shapes = {name: (one.x.shape[1], one.n_raw_columns) for name, one in reduced.items()}
     assert shapes == {"trapped_lovers_2d": (2, 3), "trapped_lovers_3d": (3, 3)}
 
@@ -255,6 +257,7 @@ def test_search_records_everything():
     assert (found.n_points, found.n_columns, found.n_raw_columns) == (N_POINTS, 2, 5)
     assert (found.n_classes, found.n_wanted, found.scaling) == (3, 3, "clip-minmax")
     assert (found.limit_seconds, found.budget_seconds) == (20, 60)
+    assert found.memory_nbytes == FAST.memory_nbytes
 
 
 def test_equal_aris_are_told_apart_by_time():
@@ -270,16 +273,18 @@ def test_equal_aris_are_told_apart_by_time():
 
 
 def test_errors_and_deaths_are_told_and_the_search_goes_on():
-    configs = [{"raise": "too\nbad"}, {"exit": 3}, {"length": 7}, {"wrong": 9}]
+    """However many processes die: only slow configurations end a search."""
+    configs = [{"raise": "too\nbad"}, {"exit": 3}, {"length": 7}, {"exit": 4}, {"wrong": 9}]
     found = search(TOY, acting(configs), dataclasses.replace(FAST, n_reruns=1))
-    assert outcomes(found) == [(0, FAILED), (1, FAILED), (2, FAILED), (3, DONE)]
-    assert [trial.reason for trial in found.trials[:3]] == [
+    assert outcomes(found) == [*((number, FAILED) for number in range(4)), (4, DONE)]
+    assert [trial.reason for trial in found.trials[:4]] == [
         "ValueError: too",
         "The process ended with code 3: out of luck",
         f"There are labels of shape (7,) for {N_POINTS} points.",
+        "The process ended with code 4: out of luck",
     ]
-    assert found.best == 3
-    assert [one.number for one in found.reruns] == [3]
+    assert found.best == 4
+    assert [one.number for one in found.reruns] == [4]
 
 
 def test_slow_configurations_are_killed_in_time():
@@ -307,6 +312,58 @@ def test_a_trial_that_ends_just_too_late_is_over_time():
     found = search(TOY, acting([{"sleep": 0.04}]), settings)
     assert outcomes(found) == [(0, OVER_TIME)]
     assert found.best is None
+
+
+class Silent:
+    """A process that has said these lines, and lives on."""
+
+    def __init__(self, *lines):
+        self.lines = list(lines)
+
+    def how_it_ended(self):
+        return None
+
+    def new_lines(self):
+        said, self.lines = self.lines, []
+        return said
+
+    def used_nbytes(self):
+        return 0
+
+
+@pytest.mark.parametrize("n_todo", [1, 2])
+def test_a_limit_after_the_last_trial_ends_nothing_else(n_todo):
+    done = Trial(0, {}, DONE, seconds=0.1, ari=1.0)
+    lines = [
+        {"what": BEGIN, "item": 0},
+        {"what": TRIAL, "trial": dataclasses.asdict(done)},
+    ]
+    watch = _Watch(Silent(*lines), [(0, {}), (1, {})][:n_todo], Limits(60, -1.0, 1 << 30))
+    assert watch.is_over(lambda trial: False)
+    assert not watch.ended  # so that the process is stopped
+    report = watch.spent()
+    assert [one.outcome for one in report.trials] == [DONE, OVER_TIME][:n_todo]
+    assert report.stopped == (n_todo == 2)
+
+
+def test_warm_up_runs_the_default_of_a_few_points():
+    """The first configuration may be out of bounds for so few."""
+    ran = []
+
+    def labels(x, config, shared):
+        ran.append((len(x), config, shared))
+        return np.zeros(len(x))
+
+    method = Method(
+        "recording",
+        lambda facts, n_draws, seed: [dataclasses.asdict(facts)],
+        lambda x, configs: configs,
+        labels,
+    )
+    x, y = np.zeros((10 * FEW_POINTS, 3)), np.arange(10 * FEW_POINTS) % 20
+    warm_up(Job("", method, [(5, {"n_points": 9999})], True, 1.0), x, y)
+    expected = {"n_points": FEW_POINTS, "n_columns": 3, "n_classes": 2}
+    assert ran == [(FEW_POINTS, expected, [expected])]
 
 
 def test_memory_is_limited():
@@ -401,6 +458,29 @@ def test_what_is_there_is_found_done(tmp_path, data):
     run_all(plan, say=said.append)
     assert said == ["2 of 2 searches are there already"]
     assert not (tmp_path / "machine.json").exists()
+
+
+def test_large_tasks_outlive_the_worker_that_they_were_tied_to(tmp_path, data, monkeypatch):
+    """A nanny starts it again under another address."""
+    found = running._first_workers
+    firsts = iter([lambda client: ["tcp://127.0.0.1:9"]])
+    monkeypatch.setattr(running, "_first_workers", lambda client: next(firsts, found)(client))
+    monkeypatch.setattr(running, "LARGE_POINTS", N_POINTS)
+    monkeypatch.setattr(running, "RESTART_SECONDS", 0.5)
+    plan, said = plan_of(tmp_path, data, [acting([{}], "A")]), []
+    run_all(plan, n_workers=1, say=said.append)
+    assert [line.split()[0] for line in said] == ["1/2", "2/2"]
+    assert [one.dataset for one in read_searches(tmp_path)] == ["toy0", "toy60"]
+
+
+def test_more_threads_than_processors_are_refused(tmp_path, data, monkeypatch):
+    monkeypatch.setattr(running, "n_processors", lambda: 5)
+    settings = dataclasses.replace(FAST, n_threads=2)
+    plan = plan_of(tmp_path / "out", data, [acting([{}], "A")], settings)
+    with pytest.raises(InputError, match=r"--workers 3 with --threads 2 each need 6 .* but 5 can"):
+        run_all(plan, n_workers=3)
+    assert not plan.out.exists()
+    running.check_processors(2, 2)
 
 
 def test_large_datasets_come_first(tmp_path):

@@ -1,6 +1,8 @@
 """From the files of a benchmark to its page: statistics, tables, pictures, the page itself."""
 
 import dataclasses
+import itertools
+import json
 import math
 import re
 from pathlib import Path
@@ -9,7 +11,15 @@ import numpy as np
 import pytest
 
 from pipelines.benchmark import aims, findings, page, paper, plots, statistics, tables
-from pipelines.benchmark.records import DONE, OVER_TIME, Search, Trial, write_json, write_search
+from pipelines.benchmark.records import (
+    DONE,
+    OVER_TIME,
+    Search,
+    Trial,
+    read_searches,
+    write_json,
+    write_search,
+)
 from pipelines.benchmark.statistics import Evaluation
 from spore_dask import InputError
 
@@ -191,16 +201,20 @@ def test_signed_ranks_of_any_number_of_pairs(n_pairs):
     rng = np.random.default_rng(n_pairs)
     for differences in (rng.normal(0.5, 1, n_pairs), rng.integers(-1, 3, n_pairs) / 10):
         statistic, p = statistics.signed_ranks(differences)
-        again = signed_ranks_naive(differences)
-        assert statistic == again
+        ranks, positive = signed_ranks_naive(differences)
+        assert statistic == ranks @ positive
         assert 0 < p <= 1
+        if n_pairs <= 9:
+            signs = np.array(list(itertools.product([0, 1], repeat=len(ranks))))
+            assert p == pytest.approx(np.mean(signs @ ranks >= statistic))
 
 
 def signed_ranks_naive(differences):
-    """Sum the ranks of the positive differences, zeros left out, ties sharing their mean rank."""
-    sizes = np.abs(differences[differences != 0])
+    """Return the ranks, zeros left out, ties sharing their mean, and which are positive."""
+    found = differences[differences != 0]
+    sizes = np.abs(found)
     ranks = [np.sum(sizes < size) + (np.sum(sizes == size) + 1) / 2 for size in sizes]
-    return float(np.sum(np.array(ranks)[differences[differences != 0] > 0]))
+    return np.array(ranks), found > 0
 
 
 @pytest.mark.parametrize("method", paper.WILCOXON)
@@ -271,13 +285,14 @@ def test_pareto_by_hand():
 
 def test_the_papers_front():
     every = [method for method in paper.METHODS if method not in ("SPORE-MSR-0", "SPORE-RandSeed")]
-    points = statistics.paper_points(every, paper.DATASETS)
+    points = statistics.paper_points("clip-minmax", every, paper.DATASETS)
     assert set(points) == set(every)
     dense = [method for method in ("SPORE", *paper.BASELINES) if method != "KMeans"]
     assert statistics.pareto({method: points[method] for method in dense}) == ["SPORE"]
-    assert statistics.paper_points(["SPORE", "SPORE-ANN"], ["iris"]) == {
+    assert statistics.paper_points("clip-minmax", ["SPORE", "SPORE-ANN"], ["iris"]) == {
         "SPORE": statistics.Point(0.89, 0.02)
     }
+    assert statistics.paper_points("standard", ["SPORE"], ["iris"]) == {}
 
 
 # Tables
@@ -401,6 +416,28 @@ def test_losses_are_listed(two):
     assert said == "SPORE is nowhere behind a baseline by more than 0.005."
 
 
+def test_figures_of_the_paper_stand_beside_its_scaling_only(two, tmp_path, monkeypatch):
+    searches = [
+        *(dataclasses.replace(one, scaling="standard") for one in two.searches.values()),
+        search_of("fashion", "SPORE", [0.3], scaling="standard"),
+    ]
+    other, methods = evaluation_of(searches), ["SPORE", "KMeans"]
+    for layout in (tables.ARI, tables.NMI, tables.SECONDS):
+        assert "(" in layout.table(two, "clip-minmax", methods)
+        assert "(" not in layout.table(other, "standard", methods)
+    assert "(" not in findings.best_on_average(other, "standard", methods)
+    assert "paper" not in findings.front(other, "standard", ["SPORE", "DPC"])
+    assert "0.851 | - |" in findings.losses(other, "standard", methods)
+    assert findings.fashion(other, "standard") == ""
+    assert "author's package" not in page.section(other)
+    titles = []
+    monkeypatch.setattr(plots, "draw_dots", lambda *arguments: titles.append(arguments[-1]))
+    monkeypatch.setattr(plots, "THEMES", {"light": plots.THEMES["light"]})
+    plots.draw_datasets(other, tmp_path / "other")
+    plots.draw_datasets(two, tmp_path / "two")
+    assert titles == ["here", "here", "paper"]
+
+
 @pytest.mark.parametrize(
     ("aris", "said"),
     [
@@ -413,6 +450,9 @@ def test_fashion_has_a_line_of_its_own(aris, said):
     text = findings.fashion(evaluation_of(ours), "clip-minmax")
     assert f"here {len(aris)} of {len(aris)} trials give SPORE {aris[-1]:.3f}, {said}" in text
     assert "0.23 (0.28 with approximate neighbours)" in text
+    late = dataclasses.replace(ours[0], trials=[*ours[0].trials, Trial(9, {}, OVER_TIME)])
+    text = findings.fashion(evaluation_of([late]), "clip-minmax")
+    assert f"here {len(aris)} of {len(aris)} trials" in text  # only what was done counts
     assert findings.fashion(evaluation_of(ours[1:]), "clip-minmax") == ""
 
 
@@ -435,6 +475,8 @@ def test_differences_between_protocols_are_those_of_the_run():
     assert "A configuration may take" not in said
     assert "HDBSCAN" not in said
     assert "the seed" not in said
+    assert "after 2 that were stopped for their time" in said
+    assert "- Noise, the label -1, counts as one cluster in ARI and NMI, for all methods.\n" in said
     other = dataclasses.replace(plain, method="HDBSCAN", limit_seconds=30.0, n_reruns=2, seed=1)
     said = findings.protocol_differences(evaluation_of([plain, other]))
     assert "- A configuration may take 30 to 120 s (the paper's: 120 s).\n" in said
@@ -507,6 +549,21 @@ def test_aims_are_not_met_by_others():
         "SPORE ahead of every baseline, corrected p < 0.01",
     ]
     assert found[missed[0]].found == "26; not iris -0.100; the order of tied rows explains iris"
+
+
+def test_ablations_must_come_in_the_papers_order():
+    def approximate_low(name, method):
+        if method == "SPORE-ANN":
+            return paper.ARI[name]["SPORE-RandSeed"] - 0.01
+        return reference_or_paper(name, method)
+
+    missed = {aim.text for aim in aims.aims(with_references(approximate_low)) if not aim.met}
+    assert "means of SPORE-ANN and SPORE above SPORE-RandSeed, above SPORE-MSR-0" in missed
+
+
+def test_aims_hold_for_the_papers_draws_only():
+    whole = with_references(reference_or_paper).searches.values()
+    assert aims.aims(evaluation_of([dataclasses.replace(one, seed=1) for one in whole])) == []
 
 
 def test_small_runs_have_no_aims(two):
@@ -590,14 +647,29 @@ def test_the_machine_is_told(two):
         "versions": {"numpy": "2.2"},
         "date": "2026-11-16 10:00 UTC",
         "command": "python -m pipelines.benchmark run --out OUT",
-        "settings": {"n_threads": 1, "memory_nbytes": 8 << 30},
+        "settings": {"n_threads": 4, "memory_nbytes": 20 << 30},
     }
-    assert findings.machine_text(dataclasses.replace(two, machine=machine)) == (
+    some = [dataclasses.replace(one, memory_nbytes=8 << 30) for one in two.searches.values()]
+    assert findings.machine_text(evaluation_of(some, machine=machine)) == (
         "`python -m pipelines.benchmark run --out OUT`.\nLast run on 2026-11-16 10:00 UTC. "
         "The machine: 2 cores, A Processor, 24 GiB, Python 3.11.7, numpy 2.2. "
-        "Each search has 1 thread and 8.0 GiB."
+        "Each search has 1 thread and 8 GiB."
     )
-    assert findings.machine_text(two) == ""
+    some[0] = dataclasses.replace(some[0], n_threads=2, memory_nbytes=19 << 29)
+    said = findings.machine_text(evaluation_of(some))
+    assert said == "Each search has 1 to 2 threads and 8 to 9.5 GiB."
+    assert findings.machine_text(two) == "Each search has 1 thread."
+
+
+def test_files_without_a_memory_are_read(tmp_path):
+    search = search_of("iris", "SPORE", [0.5], memory_nbytes=1 << 30)
+    write_search(tmp_path, search)
+    (path,) = tmp_path.glob("searches/*/*/*.json")
+    known = json.loads(path.read_text())
+    del known["memory_nbytes"]
+    write_json(path, known)
+    (found,) = read_searches(tmp_path)
+    assert found == dataclasses.replace(search, memory_nbytes=None)
 
 
 def test_page_with_one_mark_is_refused(tmp_path):

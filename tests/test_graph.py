@@ -162,6 +162,26 @@ def test_receipts_of_exchanges_do_not_grow_with_partitions(probed):
             ]
 
 
+def test_a_kill_while_edges_are_removed(tmp_path, monkeypatch):
+    x, remove = wide(), Folder.remove
+    build = functools.partial(build_graph, x, knn="approximate", n_partitions=5, n_workers=0)
+
+    def killed(folder, name=""):
+        if name == "edges-0":  # in any order
+            remove(folder.child(name), "places")
+            remove(folder.child(name).child("buckets"), "1.counts.npy")
+            raise KeyboardInterrupt
+        remove(folder, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "remove", killed)
+        with pytest.raises(KeyboardInterrupt):
+            build(tmp_path / "out", 10)
+    again, whole = build(tmp_path / "out", 10), build(tmp_path / "whole", 10)
+    for found, expected in zip(again.to_memory(), whole.to_memory(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_probes_find_most_and_say_how_much(probed):
     x = wide()
     assert probed.summary["search"].startswith("probes")

@@ -102,3 +102,10 @@ def test_partitions_of_large_data_have_enough_sampled_rows():
         shape = memory.shape_of(n_points, n_columns, 4, 100)
         assert shape.sample_size >= least * shape.n_partitions
         assert shape.most_points <= 3 * n_points / shape.n_partitions
+
+
+def test_the_driver_has_room_for_the_places_of_its_exchanges():
+    shape = memory.shape_of(10**9, 384, 4, 100)
+    data = memory.InputShape(rows_per_task=20_000, row_nbytes=4 * 384, sample_size=1000)
+    assert memory.driver_nbytes(data, shape) >= 8 * 50_000 * shape.n_partitions
+    assert memory.driver_nbytes(data, shape, may_approximate=True) >= 8 * shape.n_partitions**2

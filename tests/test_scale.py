@@ -35,7 +35,8 @@ from pipelines.scale.generating import (
 )
 from pipelines.scale.measuring import Limits, Watched, limited_environment, watch
 from pipelines.scale.page import write_page
-from pipelines.scale.running import Settings, SpaceError, check_space, limit_of, run_cells
+from pipelines.scale.running import Settings, check_earlier, check_space, limit_of, run_cells
+from spore_dask import InputError, LimitError
 
 ROOT = Path(__file__).parents[1]
 MIB = 1 << 20
@@ -245,6 +246,39 @@ def test_cells_run_ours_first_and_do_not_repeat(settings, watches):
     assert [seen[:2] for seen in watches[n_before:]] == [("kmeans", 2000)]
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"seed": 1}, "has the seed 0, but 1 is asked for"),
+        ({"factor": 2.0}, "factor 3.0, but 2.0"),
+        ({"memory_limit": 5}, "memory_limit 1073741824, but 5"),
+    ],
+)
+def test_results_measured_in_another_way_are_refused(settings, watches, change, words):
+    run_cells(settings, [(2, 2000)])
+    check_earlier(settings)
+    with pytest.raises(InputError, match=words):
+        check_earlier(dataclasses.replace(settings, **change))
+
+
+def test_a_contestant_ends_with_the_process_that_started_it(tmp_path):
+    child = "import os, time; from pipelines.scale.contestants import end_with; end_with({})"
+    code = (
+        "import os, subprocess, sys, time\n"
+        f"code = {child!r}.format(os.getpid())\n"
+        "process = subprocess.Popen([sys.executable, '-c', code], start_new_session=True)\n"
+        "print(process.pid, flush=True)\n"
+        "time.sleep(3)\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    last = time.monotonic() + 20
+    while psutil.pid_exists(int(said.stdout)) and time.monotonic() < last:
+        time.sleep(0.1)
+    assert not psutil.pid_exists(int(said.stdout))
+
+
 def test_what_fails_in_one_dimension_is_tried_in_another(settings, watches):
     run_cells(settings, [(2, 2000), (8, 3000)])
     assert ("hdbscan", 3000) in [seen[:2] for seen in watches]
@@ -284,7 +318,7 @@ def test_a_full_disk_is_refused_before_anything_is_written(tmp_path, monkeypatch
     usage = type("Usage", (), {"free": 10**9})
     monkeypatch.setattr(running.shutil, "disk_usage", lambda path: usage)
     check_space(tmp_path, 2, 100_000, ours=True)
-    with pytest.raises(SpaceError, match=r"10,000,000 x 384 needs 6\d\.\d GB of disk, but 1\.0 GB"):
+    with pytest.raises(LimitError, match=r"10,000,000 x 384 needs 6\d\.\d GB of disk, but 1\.0 GB"):
         check_space(tmp_path, 384, 10_000_000, ours=True)
 
 
@@ -292,7 +326,7 @@ def result(name, n_points, n_columns, **changes):
     """Make a result by hand."""
     contestant = CONTESTANTS[name]
     given = {"outcome": DONE, "seconds": 10.0, "peak_nbytes": 512 * MIB, "ari": 0.9, "noise": 0.1}
-    given |= {"n_clusters": 40, "memory_limit": 2 << 30, "version": "9.9"}
+    given |= {"n_clusters": 40, "memory_limit": 2 << 30, "factor": 3.0, "version": "9.9"}
     given |= changes
     head = name, contestant.title, contestant.kind, contestant.ours
     return Result(*head, n_points, n_columns, **given)
@@ -302,7 +336,7 @@ def test_the_page_says_who_wins_and_who_loses(tmp_path):
     lost = {"seconds": None, "ari": None, "n_clusters": None, "noise": None}
     stages = {"neighbors": 9.0, "expand": 1.0}
     for made in (
-        result("spore_dask", 10**5, 2, seconds=12.0, stage_seconds=stages),
+        result("spore_dask", 10**5, 2, seconds=12.0, cpu_seconds=18.0, stage_seconds=stages),
         result("fast_hdbscan", 10**5, 2, seconds=4.0, ari=0.97),
         result("kmeans", 10**5, 2, seconds=1.0, ari=0.6),
         result("spore_dask", 10**6, 2, seconds=20.0, peak_nbytes=1 << 30),
@@ -314,7 +348,7 @@ def test_the_page_says_who_wins_and_who_loses(tmp_path):
         result("kmeans", 10**6, 64, outcome=ABSENT, reason="scikit-learn is not installed", **lost),
     ):
         write_result(tmp_path / "out", made)
-    write_machine(tmp_path / "out", ["run", "--out", "/some/where/out"], 3.0)
+    write_machine(tmp_path / "out", ["run", "--out", "/some/where/out"])
     (tmp_path / "results.md").write_text("# Results\n\n## Other\n\nkept\n")
     for _ in range(2):
         write_page(tmp_path / "out", tmp_path)
@@ -325,7 +359,7 @@ def test_the_page_says_who_wins_and_who_loses(tmp_path):
         "Ours finished 3 of 3 cells; its largest process had 1 GiB of private memory.",
         "ours is the fastest in 2 columns at 10^6 points, in 64 columns at 10^6 points, 2.5 times "
         "as fast as the next.",
-        "It is the only one of them that finished in 64 columns at 10^6 points.",
+        "the only one of them that finished within these limits in 64 columns at 10^6 points.",
         "2 columns, 10^5 points: ours (12.0 s, ARI 0.900) is slower than fast_hdbscan (4.0 s, ARI "
         "0.970): its stage 'neighbors' took 9.0 s, and starting workers, pilots and the way "
         "between stages 2.0 s.",
@@ -335,7 +369,7 @@ def test_the_page_says_who_wins_and_who_loses(tmp_path):
         "is 0.600, ours 0.900.",
         "2 columns, 10^5 points: fast_hdbscan has the highest ARI, 0.970, ours 0.900.",
         "hdbscan: over memory in 2 columns at 10^6 points.",
-        "| spore_dask | 12.0 s · 512 MiB · 0.900 | **20.0 s** · 1 GiB · 0.900 |",
+        "| spore_dask | 12.0 s x 1.5 · 512 MiB · 0.900 | **20.0 s** · 1 GiB · 0.900 |",
         "| hdbscan |  | over memory after 7.0 s |",
         "| hdbscan | over time after 90 s |",
         "| KMeans | absent: scikit-learn is not installed |",
@@ -351,7 +385,7 @@ def test_the_page_says_who_wins_and_who_loses(tmp_path):
 
 
 def test_a_page_without_results_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no result of ours"):
+    with pytest.raises(InputError, match="no result of ours"):
         write_page(tmp_path, tmp_path)
 
 

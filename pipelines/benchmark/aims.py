@@ -21,8 +21,8 @@ from pipelines.benchmark.statistics import (
 REACH = 0.005
 """How near best ARIs should come to those of the author's package."""
 ABLATION_REACH = 0.02
-ORDER = (paper.SPORE, "SPORE-RandSeed", "SPORE-MSR-0")
-"""By mean ARI in the paper."""
+AHEAD, BELOW = ("SPORE-ANN", paper.SPORE), ("SPORE-RandSeed", "SPORE-MSR-0")
+"""By mean ARI in the paper, where the first two are equal."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +44,8 @@ def aims(evaluation: Evaluation) -> list[Aim]:
         found += _of_spore(evaluation, scaling)
     if {paper.SPORE, "SPORE-ANN"} <= whole:
         found += _of_approximation(own)
-    found += [_of_ablation(own, method) for method in ORDER[1:] if method in whole]
-    if set(ORDER) <= whole:
+    found += [_of_ablation(own, method) for method in BELOW if method in whole]
+    if {*AHEAD, *BELOW} <= whole:
         found.append(_of_order(own))
     if {paper.SPORE, *paper.BASELINES} <= whole:
         found.append(_of_tests(evaluation, scaling))
@@ -56,7 +56,12 @@ def is_whole(evaluation: Evaluation, method: str) -> bool:
     """Tell whether a method was searched on all datasets, with the draws of the paper."""
     searches = evaluation.of(paper.SCALINGS[0], method)
     n_trials = 1 if method in paper.ONE_CONFIGURATION else paper.N_TRIALS
-    return all(name in searches and searches[name].n_wanted == n_trials for name in paper.DATASETS)
+    return all(
+        name in searches
+        and searches[name].n_wanted == n_trials
+        and searches[name].seed == paper.SEED
+        for name in paper.DATASETS
+    )
 
 
 def _of_spore(evaluation: Evaluation, scaling: str) -> Iterator[Aim]:
@@ -120,11 +125,14 @@ def _of_ablation(own: dict[str, dict[str, float]], method: str) -> Aim:
 
 
 def _of_order(own: dict[str, dict[str, float]]) -> Aim:
-    means = [mean(own[method][name] for name in paper.DATASETS) for method in ORDER]
+    means = {
+        method: mean(own[method][name] for name in paper.DATASETS) for method in (*AHEAD, *BELOW)
+    }
+    middle, last = (means[method] for method in BELOW)
     return Aim(
-        f"means in the order {', '.join(ORDER)}",
-        ", ".join(f"{value:.3f}" for value in means),
-        means == sorted(means, reverse=True),
+        f"means of {' and '.join(AHEAD)} above {', above '.join(BELOW)}",
+        ", ".join(f"{value:.3f}" for value in means.values()),
+        min(means[method] for method in AHEAD) > middle > last,
     )
 
 

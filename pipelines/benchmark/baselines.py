@@ -22,6 +22,7 @@ from pipelines.benchmark.distances import distance_matrix
 from pipelines.benchmark.dpc import Pairs, dpc_labels, measure_pairs
 from pipelines.benchmark.methods import Config, Facts, Floats, Labels, Method
 from pipelines.benchmark.snn_dbscan import Numbers, nearest_lists, snn_dbscan_labels
+from spore_dask import threads
 
 TREE_COLUMNS = 15
 """Columns up to which scikit-learn's trees find neighbours faster than comparing all pairs."""
@@ -75,8 +76,8 @@ def neighbor_distances(x: Floats, configs: list[Config]) -> Floats:
     Like DBSCAN, the number of neighbours includes the point itself.
     """
     most = max(config["min_samples"] for config in configs)
-    search = NearestNeighbors(n_neighbors=most, algorithm=_search_of(x)).fit(x)
-    distances: Floats = search.kneighbors(x)[0]
+    search = NearestNeighbors(n_neighbors=most, algorithm=_search_of(x), n_jobs=threads.n_threads())
+    distances: Floats = search.fit(x).kneighbors(x)[0]
     return distances
 
 
@@ -90,7 +91,9 @@ def dbscan_labels(x: Floats, config: Config, shared: Floats | None) -> Labels:
     """Cluster with scikit-learn's DBSCAN."""
     distances = neighbor_distances(x, [config]) if shared is None else shared
     eps, min_samples = dbscan_eps(distances, config), config["min_samples"]
-    model = DBSCAN(eps=eps, min_samples=min_samples, algorithm=_search_of(x))
+    model = DBSCAN(
+        eps=eps, min_samples=min_samples, algorithm=_search_of(x), n_jobs=threads.n_threads()
+    )
     return np.asarray(model.fit_predict(x), np.int64)
 
 
@@ -134,6 +137,7 @@ def hdbscan_labels(x: Floats, config: Config, shared: Floats | None) -> Labels:
     model = HDBSCAN(
         **(config | {"min_samples": config["min_samples"] + 1}),
         metric="euclidean" if distances is None else "precomputed",
+        n_jobs=threads.n_threads(),
         copy=True,  # it would change the shared matrix
     )
     return np.asarray(model.fit_predict(x if distances is None else distances), np.int64)
@@ -213,7 +217,7 @@ BASELINES: dict[str, Method] = {
     for method in (
         Method("DBSCAN", dbscan_configurations, neighbor_distances, dbscan_labels),
         Method("HDBSCAN", hdbscan_configurations, hdbscan_distances, hdbscan_labels),
-        Method("KMeans", kmeans_configurations, nothing, kmeans_labels, density_based=False),
+        Method("KMeans", kmeans_configurations, nothing, kmeans_labels),
         Method("DPC", dpc_configurations, dpc_share, dpc_run),
         Method("SNN_DBSCAN", snn_dbscan_configurations, snn_lists, snn_run),
     )

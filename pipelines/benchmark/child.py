@@ -24,7 +24,7 @@ import cloudpickle
 import numpy as np
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
-from pipelines.benchmark.methods import Config, Floats, Labels, Method
+from pipelines.benchmark.methods import Config, Facts, Floats, Labels, Method
 from pipelines.benchmark.records import DONE, FAILED, OVER_MEMORY, Trial
 
 SHARE = "share"
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> None:
             job = _wait_for(job_path(folder, name, number))
             with np.load(folder / job.data) as file:
                 x, y = file["x"], file["y"]
-            warm_up(job, x)
+            warm_up(job, x, y)
             run(job, x, y, say)
             del x, y
             say(END)
@@ -94,10 +94,12 @@ def _end_with(parent: int, folder: Path) -> None:
     os._exit(1)
 
 
-def warm_up(job: Job, x: Floats) -> None:
-    """Run the first configuration on a few points, and forget it."""
-    few = np.ascontiguousarray(x[:: max(1, len(x) // FEW_POINTS)])
-    config = job.todo[0][1]
+def warm_up(job: Job, x: Floats, y: Labels) -> None:
+    """Run the default configuration of a few points on them, and forget it."""
+    step = max(1, len(x) // FEW_POINTS)
+    few = np.ascontiguousarray(x[::step])
+    facts = Facts(*few.shape, len(np.unique(y[::step])))
+    config = job.method.configurations(facts, 0, 0)[0]
     try:
         job.method.labels(few, config, job.method.share(few, [config]) if job.sharing else None)
     except Exception:

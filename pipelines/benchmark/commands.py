@@ -15,6 +15,7 @@ from pipelines.benchmark.running import Plan, default_settings, run_all
 from pipelines.benchmark.spores import SPORES
 from pipelines.benchmark.ties import write_ties
 from spore_dask import SporeError
+from spore_dask.threads import n_threads
 
 METHODS = {**SPORES, **BASELINES}
 HIDDEN = {"out": "OUT", "data": "FOLDER", "scheduler": "ADDRESS"}
@@ -60,7 +61,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         "--budget", type=_seconds, default=given.budget_seconds, help="seconds for a search"
     )
     run.add_argument("--reruns", type=_count, default=given.n_reruns, help="of the best one")
-    run.add_argument("--workers", type=_some, default=2, help="local processes")
+    run.add_argument("--workers", type=_some, default=min(2, n_threads()), help="local processes")
     run.add_argument("--threads", type=_some, help="for each search; 1 if workers are several")
     run.add_argument("--memory", type=float, help="GB for each search; a fair share by default")
     run.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask cluster to use instead")

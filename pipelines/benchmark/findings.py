@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from pipelines.benchmark import paper
+from pipelines.benchmark.protocol import MOST_OVER_TIME
 from pipelines.benchmark.records import DONE, Search
 from pipelines.benchmark.statistics import (
     DRAW,
@@ -44,7 +45,7 @@ IMPLEMENTATIONS = {
     "SPORE-ANN": "SPORE-ANN searches neighbours by probes (the paper's: HNSW)",
     "SPORE-RandSeed": "SPORE-RandSeed has one random order, which its re-runs repeat",
     "HDBSCAN": "HDBSCAN is scikit-learn's (the paper's: the hdbscan package)",
-    "KMeans": "KMeans has one random start, which its re-runs repeat",
+    "KMeans": "KMeans has one thread, and one random start, which its re-runs repeat",
     "DPC": "DPC is written here",
     "SNN_DBSCAN": "SNN_DBSCAN is written here",
 }
@@ -88,7 +89,7 @@ def what_was_run(evaluation: Evaluation) -> str:
 def machine_text(evaluation: Evaluation) -> str:
     """Say how, when and where the run was made, as far as its file tells."""
     machine = evaluation.machine
-    settings, versions = machine.get("settings", {}), machine.get("versions", {})
+    versions = machine.get("versions", {})
     facts = [
         f"{machine['cores']} cores" if "cores" in machine else "",
         machine.get("processor", ""),
@@ -97,18 +98,25 @@ def machine_text(evaluation: Evaluation) -> str:
         f"Python {machine['python']}" if "python" in machine else "",
         *(f"{name} {version}" for name, version in versions.items()),
     ]
-    each = [
-        counted(settings["n_threads"], "thread") if "n_threads" in settings else "",
-        f"{settings['memory_nbytes'] / 2**30:.1f} GiB" if "memory_nbytes" in settings else "",
-    ]
     sentences = [
         f"`{machine['command']}`." if "command" in machine else "",
         f"Last run on {machine['date']}." if "date" in machine else "",
         f"The machine: {', '.join(filter(None, facts))}." if any(facts) else "",
-        f"Each search has {' and '.join(filter(None, each))}." if any(each) else "",
+        each_search(evaluation),
     ]
     command, *others = sentences
     return "\n".join(filter(None, [command, " ".join(filter(None, others))]))
+
+
+def each_search(evaluation: Evaluation) -> str:
+    """Say how many threads and how much memory searches have, as far as their files tell."""
+    searches = evaluation.searches.values()
+    n_threads = span(one.n_threads for one in searches)
+    said = f"Each search has {n_threads} {'thread' if n_threads == '1' else 'threads'}"
+    known = [one.memory_nbytes for one in searches if one.memory_nbytes is not None]
+    if known:
+        said += f" and {span(round(one / 2**30, 1) for one in known)} GiB"
+    return f"{said}."
 
 
 def best_on_average(evaluation: Evaluation, scaling: str, methods: Sequence[str]) -> str:
@@ -118,7 +126,7 @@ def best_on_average(evaluation: Evaluation, scaling: str, methods: Sequence[str]
         return ""
     order = sorted(own, key=lambda method: -own[method].ari)
     datasets = evaluation.common(scaling, methods)
-    printed = _paper_means(methods, datasets)
+    printed = _paper_means(methods, datasets) if paper.is_main(scaling) else {}
     figures = [
         f"{method} {three_digits(own[method].ari)}"
         + (f" ({two_digits(printed[method])})" if method in printed else "")
@@ -158,7 +166,8 @@ def front(evaluation: Evaluation, scaling: str, methods: Sequence[str]) -> str:
         else f"Of the density-based methods, {listed(best)} are Pareto-optimal"
     )
     datasets = evaluation.common(scaling, dense)
-    others = pareto(paper_points([m for m in dense if m in paper.METHODS], datasets))
+    known = [method for method in dense if method in paper.METHODS]
+    others = pareto(paper_points(scaling, known, datasets))
     beside = f" (in the paper, {listed(others)})" if others else ""
     return f"{said} in mean ARI and mean time{beside}: {times}."
 
@@ -182,7 +191,7 @@ def losses(evaluation: Evaluation, scaling: str, methods: Sequence[str]) -> str:
                     three_digits(own[paper.SPORE][name]),
                     f"{best} {three_digits(others[best])}",
                     three_digits(behind),
-                    _paper_loss(name),
+                    _paper_loss(name) if paper.is_main(scaling) else "-",
                 ]
             )
     if not rows:
@@ -205,10 +214,10 @@ def _paper_loss(name: str) -> str:
 def fashion(evaluation: Evaluation, scaling: str) -> str:
     """Say how far SPORE's search gets on fashion, where the paper's ended early."""
     search = evaluation.searches.get((scaling, "fashion", paper.SPORE))
-    if search is None or search.best is None:
+    if search is None or search.best is None or not paper.is_main(scaling):
         return ""
     printed = paper.ARI["fashion"]
-    n_done = len(search.trials)
+    n_done = sum(trial.outcome == DONE for trial in search.trials)
     said = (
         f"On fashion the time limit ended the paper's search early, at {printed['SPORE']:.2f} "
         f"({printed['SPORE-ANN']:.2f} with approximate neighbours); here {n_done} of "
@@ -230,7 +239,7 @@ def _passing(search: Search, target: float) -> str:
 
 def far_from_paper(evaluation: Evaluation, scaling: str, methods: Sequence[str]) -> str:
     """List where best ARIs are far from the paper's."""
-    if scaling != paper.SCALINGS[0]:
+    if not paper.is_main(scaling):
         return ""
     own = scores(evaluation, scaling)
     rows = []
@@ -262,7 +271,7 @@ def far_from_reference(evaluation: Evaluation, scaling: str) -> str:
     """Say on how many datasets SPORE's best ARI is that of the author's package."""
     own = scores(evaluation, scaling).get(paper.SPORE, {})
     known = {name: score for name, score in own.items() if name in paper.REFERENCE_ARI}
-    if not known or scaling != paper.SCALINGS[0]:
+    if not known or not paper.is_main(scaling):
         return ""
     far = {
         name: score - paper.REFERENCE_ARI[name]
@@ -393,8 +402,10 @@ def protocol_differences(evaluation: Evaluation) -> str:
         "computed once; the limit of a configuration holds for the rest. Times are of re-runs, "
         "which compute everything",
         "Not tried are configurations for which a search had no time left, or which came after "
-        "others that had to be stopped",
+        f"{MOST_OVER_TIME} that were stopped for their time; one that runs out of memory or fails "
+        "ends no search",
         "ARI and NMI are those of the best trial; the paper has the mean over its re-runs",
+        "Noise, the label -1, counts as one cluster in ARI and NMI, for all methods",
     ]
     if any(one.limit_seconds != paper.LIMIT_SECONDS for one in searches):
         limits = span(one.limit_seconds for one in searches)

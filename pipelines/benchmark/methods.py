@@ -36,4 +36,3 @@ class Method:
     """(x, configs): what all configurations have in common, a graph or distances, or None."""
     labels: Callable[[Floats, Config, Any], Labels]
     """(x, config, shared): a label for each row, -1 for noise; from scratch if shared is None."""
-    density_based: bool = True

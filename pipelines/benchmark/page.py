@@ -94,7 +94,7 @@ def blocks(evaluation: Evaluation) -> Iterator[str]:
     yield losses(evaluation, scaling, main)
     yield fashion(evaluation, scaling)
     yield far_from_paper(evaluation, scaling, main)
-    if paper.SPORE in searched:
+    if paper.SPORE in searched and paper.is_main(scaling):
         yield from reference_blocks(evaluation, scaling)
     yield from ablation_blocks(evaluation, scaling)
     yield from test_blocks(evaluation, scaling, main)

@@ -32,6 +32,11 @@ THRESHOLDS = tuple(percent / 100 for percent in range(30, 101, 5))
 """Of the mean best ARI, in the anytime tables."""
 
 
+def is_main(scaling: str) -> bool:
+    """Tell whether the figures by dataset, and the tests, are of a scaling."""
+    return scaling == SCALINGS[0]
+
+
 def table(text: str) -> Table:
     """Read a block: a line of methods, then one for each dataset."""
     head, *lines = text.strip().splitlines()

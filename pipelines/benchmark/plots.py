@@ -111,7 +111,8 @@ def draw_pareto(evaluation: Evaluation, path: Path) -> None:
         for axes, (title, methods) in zip(places, groups.items(), strict=False):
             datasets = evaluation.common(scaling, methods)
             own = points(evaluation, scaling, methods)
-            printed = paper_points([m for m in methods if m in paper.METHODS], datasets)
+            known = [m for m in methods if m in paper.METHODS]
+            printed = paper_points(scaling, known, datasets)
             draw_points(axes, own, printed)
             tidy(axes, f"{title}, {counted(len(datasets), 'dataset')}")
             drawn.append((axes, own, printed))
@@ -309,13 +310,14 @@ def draw_datasets(evaluation: Evaluation, path: Path) -> None:
     printed = {
         method: {name: paper.ARI[name][method] for name in datasets if name in paper.ARI}
         for method in methods
-        if method in paper.METHODS
+        if method in paper.METHODS and paper.is_main(scaling)
     }
+    panels = {"here": own, "paper": printed} if printed else {"here": own}
 
     def draw(figure: Figure) -> None:
-        places = figure.subplots(1, 2, sharey=True)
-        draw_dots(places[0], own, datasets, "here")
-        draw_dots(places[1], printed, datasets, "paper")
+        places = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, (title, scores) in zip(places, panels.items(), strict=True):
+            draw_dots(axes, scores, datasets, title)
         marks = [
             Line2D([], [], ls="", marker=style_of(m)[1], color=style_of(m)[0], label=m)
             for m in methods

@@ -22,37 +22,6 @@ CLIP_MINMAX, STANDARD = "clip-minmax", "standard"
 SCALINGS = (CLIP_MINMAX, STANDARD)
 REACH = 6
 """Deviations that clipping leaves on either side of the mean."""
-PAPER = (
-    "compound",
-    "spiral",
-    "flame",
-    "smile",
-    "wingnut",
-    "trapped_lovers_2d",
-    "aggregation",
-    "isolation",
-    "trapped_lovers_3d",
-    "chainlink",
-    "mk3",
-    "mk4",
-    "tetra",
-    "fish",
-    "iris",
-    "banknote",
-    "ecoli",
-    "seeds",
-    "wine",
-    "pendigits",
-    "wdbc",
-    "pbmc3k",
-    "digits",
-    "g2mg_128_20",
-    "g2mg_128_30",
-    "usps",
-    "har",
-    "fashion",
-)
-"""The datasets of the paper, in its order."""
 VARIANTS: dict[str, dict[str, int | None]] = {
     "trapped_lovers": {"trapped_lovers_2d": 2, "trapped_lovers_3d": None},
     "pbmc3k": {"pbmc3k": 50},

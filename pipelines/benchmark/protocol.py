@@ -15,11 +15,14 @@ import numpy as np
 from pipelines.benchmark.child import Job
 from pipelines.benchmark.methods import Config, Facts, Method
 from pipelines.benchmark.preparing import Dataset
-from pipelines.benchmark.records import DONE, Search, Trial
+from pipelines.benchmark.records import DONE, OVER_TIME, Search, Trial
 from pipelines.benchmark.watching import Child, Limits, Report, child_with
 
-MOST_STOPPED = 2
-"""Configurations that may be stopped before a search gives up."""
+MOST_OVER_TIME = 2
+"""Configurations that may be stopped for their time before a search gives up.
+
+What runs out of memory, or dies, ends no search: that says little of the next configuration.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +56,8 @@ def search(dataset: Dataset, method: Method, settings: Settings) -> Search:
     -------
     Search
         Trials in the order of the configurations: fewer than `n_wanted` where the budget ended, or
-        two were stopped. Their seconds do not have what they share; those of the re-runs do.
+        two were stopped for their time. Their seconds do not have what they share; those of the
+        re-runs do.
     """
     n_classes = len(np.unique(dataset.y))
     facts = Facts(len(dataset.x), dataset.x.shape[1], n_classes)
@@ -82,6 +86,7 @@ def search(dataset: Dataset, method: Method, settings: Settings) -> Search:
         n_draws=settings.n_draws,
         n_reruns=settings.n_reruns,
         n_threads=settings.n_threads,
+        memory_nbytes=settings.memory_nbytes,
     )
 
 
@@ -136,8 +141,8 @@ def _try_all(work: Work, configs: list[Config]) -> tuple[list[Trial], float]:
         reports.append(report)
         trials += report.trials
         left -= report.seconds
-        n_stopped = sum(report.stopped for report in reports)
-        if not report.stopped or not report.got_on or n_stopped == MOST_STOPPED:
+        n_late = sum(one.stopped and one.trials[-1].outcome == OVER_TIME for one in reports)
+        if not report.stopped or not report.got_on or n_late == MOST_OVER_TIME:
             break
     return trials, reports[0].shared_seconds if reports else 0.0
 

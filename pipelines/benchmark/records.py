@@ -68,6 +68,8 @@ class Search:
     """Re-runs that were asked for; a slow configuration has fewer."""
     n_threads: int = 1
     """What a method could use."""
+    memory_nbytes: int | None = None
+    """What it could use; None in files that do not say."""
 
 
 def path_of(out: Path, scaling: str, dataset: str, method: str) -> Path:

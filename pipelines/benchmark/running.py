@@ -16,8 +16,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import dask
 import psutil
-from distributed import Client, LocalCluster, as_completed, get_worker
+from distributed import Client, Future, LocalCluster, as_completed, get_worker
+from distributed.scheduler import NoValidWorkerError
 
 from pipelines.benchmark.machine import write_machine
 from pipelines.benchmark.methods import Method
@@ -25,9 +27,12 @@ from pipelines.benchmark.preparing import chosen, load
 from pipelines.benchmark.protocol import Settings, search
 from pipelines.benchmark.records import Search, Trial, path_of, write_search
 from spore_dask import ClusterError, InputError
+from spore_dask.threads import n_threads as n_processors
 
 LARGE_POINTS = 20_000
 """From here on searches need gigabytes, and run alone on their machine's first worker."""
+RESTART_SECONDS = 60
+"""After which a worker that died should be back, under another address."""
 USABLE = 0.8
 """Share of the memory that all searches of a machine may use together."""
 FIXED = {
@@ -121,7 +126,8 @@ def run_all(
     Raises
     ------
     InputError
-        Before any work, if a file there is of another configuration.
+        Before any work, if a file there is of another configuration, or if the local workers have
+        more threads than there are processors.
     ClusterError
         After all else is done, if searches were lost.
     """
@@ -131,9 +137,20 @@ def run_all(
         say(f"{len(wanted) - len(tasks)} of {len(wanted)} searches are there already")
     if not tasks:
         return
+    if client is None:
+        check_processors(n_workers, plan.settings.n_threads)
     write_machine(plan.out, command, plan.settings)
     with _cluster(client, n_workers) as connected:
         _run(connected, [dataclasses.replace(task, pins=client is None) for task in tasks], say)
+
+
+def check_processors(n_workers: int, n_threads: int) -> None:
+    """Refuse more threads than there are processors: searches would slow each other down."""
+    if (wanted := n_workers * n_threads) > (found := n_processors()):
+        raise InputError(
+            f"--workers {n_workers} with --threads {n_threads} each need {wanted} processors, but "
+            f"{found} can be used: choose fewer of either."
+        )
 
 
 def tasks_of(plan: Plan) -> list[Task]:
@@ -171,6 +188,7 @@ def _cluster(address: str | None, n_workers: int) -> Iterator[Client]:
             yield client
         return
     with (
+        dask.config.set({"distributed.scheduler.no-workers-timeout": f"{RESTART_SECONDS} s"}),
         LocalCluster(
             n_workers=n_workers,
             threads_per_worker=1,
@@ -186,21 +204,20 @@ def _cluster(address: str | None, n_workers: int) -> Iterator[Client]:
 
 def _run(client: Client, tasks: list[Task], say: Callable[[str], None]) -> None:
     """Run tasks, say what each came to, and raise at the end if some were lost."""
-    alone = _first_workers(client)
+    first = _first_workers(client)
     futures = {
-        client.submit(
-            run_task,
-            task,
-            priority=-number,
-            workers=alone if task.n_points > LARGE_POINTS else None,
-            pure=False,
-        ): task
-        for number, task in enumerate(tasks)
+        _submit(client, task, number, first): (number, task) for number, task in enumerate(tasks)
     }
-    lost = []
-    for n_done, future in enumerate(as_completed(futures), 1):
-        task = futures[future]
+    pending, n_done, lost = as_completed(futures), 0, []
+    for future in pending:
+        number, task = futures[future]
         error = future.exception()
+        if isinstance(error, NoValidWorkerError):  # the scheduler ties tasks to addresses only
+            again = _submit(client, task, number, _first_workers(client))
+            futures[again] = number, task
+            pending.add(again)
+            continue
+        n_done += 1
         if error is None:
             said = _line(task, future.result())
         else:
@@ -212,6 +229,12 @@ def _run(client: Client, tasks: list[Task], say: Callable[[str], None]) -> None:
             f"{len(lost)} of {len(tasks)} searches were lost, the first of them {lost[0]}: the "
             "same command tries them again."
         )
+
+
+def _submit(client: Client, task: Task, number: int, first: list[str]) -> Future[Done]:
+    """Submit a task, to the first worker of a machine if it is large."""
+    workers = first if task.n_points > LARGE_POINTS else None
+    return client.submit(run_task, task, priority=-number, workers=workers, pure=False)
 
 
 def _first_workers(client: Client) -> list[str]:
@@ -243,19 +266,11 @@ def own_processors(n_threads: int) -> Iterator[None]:
         return
     every = sorted(os.sched_getaffinity(0))
     first = int(get_worker().name) * n_threads
-    own = {every[(first + i) % len(every)] for i in range(n_threads)}
-    os.sched_setaffinity(0, own)
+    os.sched_setaffinity(0, every[first : first + n_threads])
     try:
         yield
     finally:
         os.sched_setaffinity(0, every)
-
-
-def n_processors() -> int:
-    """Return the processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _best_ari(found: Search) -> float | None:

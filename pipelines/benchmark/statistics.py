@@ -290,10 +290,10 @@ def points(evaluation: Evaluation, scaling: str, methods: Iterable[str]) -> dict
     return found
 
 
-def paper_points(methods: Iterable[str], datasets: Sequence[str]) -> dict[str, Point]:
+def paper_points(scaling: str, methods: Iterable[str], datasets: Sequence[str]) -> dict[str, Point]:
     """Return the paper's means on these datasets; of some methods it has times for all 28 only."""
     found = {}
-    known = [name for name in datasets if name in paper.DATASETS]
+    known = [name for name in datasets if name in paper.DATASETS and paper.is_main(scaling)]
     for method in methods:
         ari = mean(paper.ARI[name][method] for name in known) if known else math.nan
         if known and all(method in paper.SECONDS[name] for name in known):

@@ -106,29 +106,34 @@ class Layout:
     def table(self, evaluation: Evaluation, scaling: str, methods: Sequence[str]) -> str:
         """Return the table, with means over the datasets that all methods have."""
         rows = []
+        known = self.known(scaling)
         for dataset in evaluation.datasets(scaling):
             searches = {
                 method: evaluation.searches[scaling, dataset, method]
                 for method in methods
                 if (scaling, dataset, method) in evaluation.searches
             }
-            cells = self.row(searches, self.printed.get(dataset, {}))
+            cells = self.row(searches, known.get(dataset, {}))
             rows.append([dataset, *(cells.get(method, MISSING) for method in methods)])
         rows.append(self.means(evaluation, scaling, methods))
         return markdown(["", *methods], rows)
 
+    def known(self, scaling: str) -> paper.Table:
+        """Return the paper's figures, which are of one scaling only."""
+        return self.printed if paper.is_main(scaling) else {}
+
     def means(self, evaluation: Evaluation, scaling: str, methods: Sequence[str]) -> list[str]:
         """Return the last row."""
-        common = evaluation.common(scaling, methods)
+        common, known = evaluation.common(scaling, methods), self.known(scaling)
         own = {
             method: mean(self.figure(evaluation.searches[scaling, name, method]) for name in common)
             for method in methods
             if common
         }
         printed = {
-            method: mean(self.printed[name][method] for name in common)
+            method: mean(known[name][method] for name in common)
             for method in methods
-            if common and all(method in self.printed.get(name, {}) for name in common)
+            if common and all(method in known.get(name, {}) for name in common)
         }
         cells = self.marked(own, printed)
         return [f"mean of {len(common)}", *(cells.get(method, MISSING) for method in methods)]
@@ -200,7 +205,7 @@ def anytime_cells(own: paper.Anytime, printed: paper.Anytime | None) -> list[str
 def wilcoxon_table(evaluation: Evaluation, scaling: str, method: str, others: Sequence[str]) -> str:
     """Return the tests of a method against others, and the paper's corrected p-values."""
     compared = compare(evaluation, scaling, method, others)
-    printed = paper.WILCOXON.get(method, {}) if scaling == paper.SCALINGS[0] else {}
+    printed = paper.WILCOXON.get(method, {}) if paper.is_main(scaling) else {}
     rows = [[other, *wilcoxon_cells(one, printed.get(other))] for other, one in compared.items()]
     head = [
         f"{method} against",

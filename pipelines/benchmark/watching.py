@@ -146,6 +146,7 @@ class _Process:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
+                start_new_session=True,  # a signal to the group would end it before it tidies up
             )
 
     def give(self, job: Job) -> None:
@@ -198,7 +199,7 @@ class _Watch:
     """What is known of a job that runs."""
 
     def __init__(self, process: _Process, todo: list[tuple[int, Config]], limits: Limits) -> None:
-        self.ended = False
+        self.ended = self._over = False
         self._process, self._todo, self._limits = process, todo, limits
         self._report = Report()
         self._item: Any = START
@@ -211,7 +212,7 @@ class _Watch:
             self._take(line)
             if self._report.trials and enough(self._report.trials[-1]):
                 return True
-        if self.ended:
+        if self.ended or self._over:
             return True
         if death is not None:
             self._stop(FAILED, death)
@@ -219,7 +220,7 @@ class _Watch:
             self._stop(OVER_TIME, late)
         elif (large := self._large()) is not None:
             self._stop(OVER_MEMORY, large)
-        return self._report.stopped
+        return self._over
 
     def spent(self) -> Report:
         """Return the report, with the time that counts."""
@@ -236,7 +237,7 @@ class _Watch:
         elif what == SHARED:
             self._report.shared_seconds, self._report.got_on = line["seconds"], True
         elif what == TRIAL:
-            self._report.got_on = True
+            self._report.got_on, self._since = True, time.monotonic()
             self._report.trials.append(self._judged(Trial(**line["trial"])))
         elif what == BROKEN:
             self._stop(line["outcome"], line["reason"])
@@ -273,7 +274,10 @@ class _Watch:
         return f"{used / 1e9:.2f} GB in use, of {limit / 1e9:.2f} GB." if used > limit else None
 
     def _stop(self, outcome: str, reason: str) -> None:
-        """Note what the next configuration came to."""
+        """Note what the next configuration came to, if there is one that was not finished."""
+        self._over = True
+        if len(self._report.trials) == len(self._todo):
+            return
         if self._item == SHARE:
             self._report.shared_seconds = time.monotonic() - self._since
             reason = f"In what configurations share: {reason}"

@@ -10,7 +10,8 @@ from dask.utils import parse_bytes
 
 from pipelines.scale.cells import write_machine
 from pipelines.scale.contestants import CONTESTANTS
-from pipelines.scale.running import ROOT, Settings, SpaceError, run_cells
+from pipelines.scale.running import ROOT, Settings, check_earlier, run_cells
+from spore_dask import SporeError
 
 POINTS = (100_000, 1_000_000, 10_000_000)
 COLUMNS = (2, 8, 64, 384)
@@ -87,21 +88,25 @@ def run(
         seed=int(str(options["seed"])),
         say=lambda line: print(line, flush=True),
     )
-    write_machine(out, sys.argv[1:], settings.factor)
     try:
+        check_earlier(settings)
+        write_machine(out, sys.argv[1:])
         run_cells(settings, cells)
-    except SpaceError as error:
+    except SporeError as error:
         raise click.ClickException(str(error)) from None
 
 
 @commands.command()
-@click.argument("out", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-def page(out: Path, folder: Path) -> None:
-    """Write tables and plots of OUT into FOLDER/results.md, in the section "scale"."""
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="What `run` wrote.")
+@click.option("--docs", type=click.Path(path_type=Path), required=True, help="Folder of the page.")
+def page(out: Path, docs: Path) -> None:
+    """Write tables and plots of OUT into DOCS/results.md, in the section "scale"."""
     from pipelines.scale.page import write_page
 
-    write_page(out, folder)
+    try:
+        write_page(out, docs)
+    except SporeError as error:
+        raise click.ClickException(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -44,6 +44,10 @@ class Result:
     limit_seconds: float | None = None
     memory_limit: int | None = None
     """Bytes that each process might use."""
+    factor: float | None = None
+    """Times what ours took, that the others might take."""
+    seed: int | None = None
+    """Of the data."""
     seconds: float | None = None
     """From the start of clustering, with loading, without imports and compilation."""
     stopped_seconds: float | None = None
@@ -97,7 +101,7 @@ def read_result(out: Path, n_columns: int, n_points: int, contestant: str) -> Re
     return Result(**json.loads(path.read_text())) if path.exists() else None
 
 
-def write_machine(out: Path, arguments: Iterable[str], factor: float) -> None:
+def write_machine(out: Path, arguments: Iterable[str]) -> None:
     """Write what the runs had: cores, memory, versions, the last date, and all commands."""
     path = out / "machine.json"
     command = shlex.join(["python", "-m", "pipelines.scale", *map(_nameless, arguments)])
@@ -105,7 +109,6 @@ def write_machine(out: Path, arguments: Iterable[str], factor: float) -> None:
     machine: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
         "commands": list(dict.fromkeys([*earlier, command])),
-        "factor": factor,
         "n_cores": os.cpu_count(),
         "memory_nbytes": psutil.virtual_memory().total,
         "processor": _processor(),

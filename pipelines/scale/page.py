@@ -16,6 +16,7 @@ from pipelines.scale.cells import ABSENT, NOT_TRIED, OVER_MEMORY, Result, read_r
 from pipelines.scale.contestants import CONTESTANTS, N_SAMPLED, OURS
 from pipelines.scale.plots import draw_memory, draw_time
 from pipelines.sections import replace_section
+from spore_dask import InputError
 
 SECTION = "scale"
 CELL_SEPARATOR = " · "
@@ -25,8 +26,9 @@ def write_page(out: Path, folder: Path) -> None:
     """Write tables and plots of the results in `out` into `folder`/results.md."""
     results = read_results(out)
     if not any(result.contestant == OURS for result in results):
-        raise ValueError("There is no result of ours to write about: run `pipelines.scale run`.")
+        raise InputError("There is no result of ours to write about: run `pipelines.scale run`.")
     machine = json.loads((out / "machine.json").read_text())
+    folder.mkdir(parents=True, exist_ok=True)
     parts = [
         "## Beside its peers, at scale",
         introduction(machine, results),
@@ -45,6 +47,7 @@ def introduction(machine: dict[str, Any], results: list[Result]) -> str:
     packages = ", ".join(sorted({*versions.values(), *spelled(machine["versions"])}))
     commands = listed([f"`{command}`" for command in machine["commands"]])
     cap = max(result.memory_limit or 0 for result in results)
+    factors = [result.factor or 0 for result in results]
     return (
         f"{commands} ({machine['date']}; {machine['processor']}, "
         f"{machine['n_cores']} cores, {size(machine['memory_nbytes'])}; Python "
@@ -54,11 +57,11 @@ def introduction(machine: dict[str, Any], results: list[Result]) -> str:
         "every 50 ms; who has more is ended. Ours reads Zarr and writes a run to disk, the others "
         "read a .npy file through a memory map. Time counts from the first byte that is loaded to "
         "the labels; imports, and compilation on a few other rows, come before. Ours runs first, "
-        f"with its defaults; the others then have {machine['factor']:g} times as long, and a "
+        f"with its defaults; the others then have {span(factors, 'g')} times as long, and a "
         "minute at least; who runs over time or memory is not tried with more points. "
         "K-means is told the true number of clusters; HDBSCAN gets our minimum cluster size, and "
-        "our density neighbours as `min_samples`, with which it is faster and better here than "
-        "with its default. The adjusted Rand index leaves out the 3 % of rows that are background, "
+        "our density neighbours as `min_samples`. The adjusted Rand index leaves out the 3 % of "
+        "rows that are background, counts what is labelled as noise as one cluster, "
         f"and takes a sample where there are more than a million. {N_SAMPLED:,} rows of a sample "
         "are clustered by fast_hdbscan; all others take the label of the nearest of them."
     )
@@ -166,7 +169,9 @@ def fastest(cells: dict[tuple[int, int], list[Result]]) -> list[str]:
             f"{places(won)}{by}."
         )
     if alone:
-        lines.append(f"It is the only one of them that finished {places(alone)}.")
+        lines.append(
+            f"It is the only one of them that finished within these limits {places(alone)}."
+        )
     return lines
 
 
@@ -272,8 +277,9 @@ def table(results: list[Result], n_columns: int) -> str:
     points = sorted({result.n_points for result in here})
     lines = [
         f"### {n_columns} columns",
-        "Seconds, peak private memory of the largest process, adjusted Rand index; the fastest "
-        "that is density-based and takes all points is in bold.",
+        "Seconds and the processors in use meanwhile, of two (fewer where others had to wait for "
+        "them), peak private memory of the largest process, adjusted Rand index; the fastest that "
+        "is density-based and takes all points is in bold.",
         "| | " + " | ".join(f"{count(n)} points" for n in points) + " |",
         "|---|" + "---|" * len(points),
     ]
@@ -295,6 +301,8 @@ def cell_text(cell: list[Result], name: str) -> str:
     time = seconds(result.seconds)
     if result.kind == "density" and result.seconds == best:
         time = f"**{time}**"
+    if result.cpu_seconds is not None and result.seconds:
+        time += f" x {result.cpu_seconds / result.seconds:.1f}"
     return CELL_SEPARATOR.join((time, size(result.peak_nbytes or 0), f"{result.ari:.3f}"))
 
 

@@ -46,7 +46,7 @@ from pipelines.scale.contestants import (
 from pipelines.scale.generating import BACKGROUND, Mixture, mixture, write_labels, write_npy
 from pipelines.scale.generating import write_zarr as write_source
 from pipelines.scale.measuring import Limits, Watched, limited_environment, watch
-from spore_dask import Params
+from spore_dask import InputError, LimitError, Params
 
 ROOT = Path(__file__).parents[2]
 N_COMPARED = 1_000_000
@@ -80,14 +80,27 @@ class Settings:
     say: Callable[[str], None] = print
 
 
-class SpaceError(RuntimeError):
-    """There is not enough room on the disk."""
-
-
 def run_cells(settings: Settings, cells: Iterable[tuple[int, int]]) -> None:
     """Run all contestants in all cells, given as (columns, points), fewer points first."""
     for n_columns, n_points in sorted(cells):
         run_cell(settings, n_columns, n_points)
+
+
+def check_earlier(settings: Settings) -> None:
+    """Refuse a folder with results that were measured in another way."""
+    wanted = {
+        "memory_limit": settings.memory_limit,
+        "factor": settings.factor,
+        "seed": settings.seed,
+    }
+    for result in read_results(settings.out):
+        for name, value in wanted.items():
+            if getattr(result, name) != value:
+                raise InputError(
+                    f"The result of {result.contestant} with {result.n_points:,} x "
+                    f"{result.n_columns} that is there has the {name} {getattr(result, name)}, but "
+                    f"{value} is asked for: choose another --out, or remove the old one."
+                )
 
 
 def run_cell(settings: Settings, n_columns: int, n_points: int) -> None:
@@ -145,6 +158,7 @@ def blank(settings: Settings, contestant: Contestant, n_columns: int, n_points: 
     return Result(
         contestant.name, contestant.title, contestant.kind, contestant.ours,
         n_points, n_columns, NOT_TRIED, memory_limit=settings.memory_limit,
+        factor=settings.factor, seed=settings.seed,
     )  # fmt: skip
 
 
@@ -206,7 +220,7 @@ def check_space(work: Path, n_columns: int, n_points: int, ours: bool) -> None:
     """Refuse a cell that would fill the disk."""
     needed, free = needed_nbytes(n_columns, n_points, ours), shutil.disk_usage(work).free
     if needed > free:
-        raise SpaceError(
+        raise LimitError(
             f"{n_points:,} x {n_columns} needs {needed / 1e9:.1f} GB of disk, but {free / 1e9:.1f} "
             f"GB are free: name a roomier folder with --work, or leave the cell out with "
             f"--without {n_columns}x{n_points}."

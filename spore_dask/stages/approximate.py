@@ -25,7 +25,7 @@ from spore_dask.engine import Engine
 from spore_dask.kernels import joins
 from spore_dask.kernels.probes import Lists
 from spore_dask.memory import Shape
-from spore_dask.orders import keep_counts, places_of, plan_exchange
+from spore_dask.orders import end_exchange, keep_counts, places_of, plan_exchange
 from spore_dask.points import CACHE, Points
 from spore_dask.recall import sampled_recall
 from spore_dask.shards import Shard, create_graph, empty_shard, new_shard, write_shard
@@ -123,9 +123,10 @@ class Run:
     def _exchange(self, number: int) -> tuple[float, float]:
         """Offer edges to their other ends; return the sampled recall and its standard error."""
         self.each(f"edges-{number}", _turn, number)
-        n_parts = len(self.full)
-        plan_exchange(self.folder.child(f"edges-{number}"), n_parts, n_parts)
+        n_parts, edges = len(self.full), self.folder.child(f"edges-{number}")
+        plan_exchange(edges, n_parts, n_parts)
         receipts = self.each(f"merge-{number}", _merge, number)
+        end_exchange(edges)
         self.folder.remove(f"edges-{number}")
         self.folder.remove(f"lists-{number}")
         shares = np.concatenate([r["shares"] for r in receipts])
