@@ -3,7 +3,7 @@
     python -m pipelines.costs measure --out FILE [--small]
     python -m pipelines.costs page --out FILE --docs docs
 
-`measure` takes about 8 minutes on two quiet cores, or one with `--small`; the same command again
+`measure` takes about 8 minutes on two quiet cores, or two with `--small`; the same command again
 continues. `page` replaces the figures of docs/scale.md and its picture.
 """
 
@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     measuring = commands.add_parser("measure", help="measure fits of several sizes")
     measuring.add_argument("--out", type=Path, required=True, help="file that the runs go to")
-    measuring.add_argument("--small", action="store_true", help="smaller sizes, in a minute")
+    measuring.add_argument("--small", action="store_true", help="smaller sizes, in two minutes")
     writing = commands.add_parser("page", help="write the figures of docs/scale.md")
     writing.add_argument("--out", type=Path, required=True, help="file that has the runs")
     writing.add_argument("--docs", type=Path, required=True, help="folder that has scale.md")

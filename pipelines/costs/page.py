@@ -221,14 +221,16 @@ def _data(model: Model) -> str:
                 f"{data.compared.power:.2f}" if exact else "",
                 "" if exact else f"{data.n_probes} and {data.n_rounds}",
                 f"{data.fragment_share:.0%}",
+                f"{data.pages_again:.2f}",
             ]
         )
     header = [
         "columns",
         "coordinates compared a point",
         "power of N",
-        "probes, rounds",
+        "probes and rounds",
         "fragments",
+        "reads of a page",
     ]
     return table(header, rows)
 

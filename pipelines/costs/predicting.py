@@ -136,8 +136,9 @@ def memory_of(case: Case) -> dict[str, int]:
     if not case.exact:
         searches.append(memory.approximate_nbytes(largest))
     in_range = memory.most_in_range(largest)
+    driver = memory.driver_nbytes(data, shape, not case.exact)
     return {
-        "driver": max(memory.driver_nbytes(data, shape), memory.density_driver_nbytes(largest)),
+        "driver": max(driver, memory.density_driver_nbytes(largest)),
         "scan": memory.scan_nbytes(data),
         "exchange": memory.exchange_nbytes(data, shape),
         "partition": memory.gather_nbytes(shape),
