@@ -7,7 +7,7 @@ BIN := .venv/bin
 PYTEST := --numprocesses 2
 PACKAGES := chromium iproute2 munge openssl slurm-wlm
 
-.PHONY: demo test test-all lint check-python system-packages pictures bench-phases bench-graphs bench-fits bench-choices bench-chaos evidence clean
+.PHONY: demo test test-all lint check-python system-packages pictures bench-phases bench-graphs bench-fits bench-choices bench-chaos bench-costs evidence clean
 
 demo: .venv/ready
 	$(BIN)/spore-dask demo
@@ -50,6 +50,11 @@ bench-fits: .venv/ready .venv-peer/ready
 # Fits that random faults hit, called again until they are done.
 bench-chaos: .venv/ready
 	$(BIN)/python -m pipelines.chaos $(PARTS)
+
+# What each stage costs, and what follows for larger data: the figures of docs/scale.md.
+bench-costs: .venv/ready
+	$(BIN)/python -m pipelines.costs measure --out build/costs.json
+	$(BIN)/python -m pipelines.costs page --out build/costs.json --docs docs
 
 # The evidence in small: the paper's evaluation on the datasets that ship with scikit-learn, and
 # 100,000 generated points for us and our peers. The whole of it is in docs/results.md.
