@@ -657,7 +657,12 @@ def test_signals_stop_cleanly_and_the_same_command_goes_on(
     source, labels = larger
     call = ["fit", str(source), str(tmp_path / "out"), f"--workers={n_workers}", "--no-report"]
     call += ["--progress", "json"]
-    process = subprocess.Popen([*COMMAND, *call], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*COMMAND, *call],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # nohup has SIGHUP ignored
+    )
     assert process.stderr is not None
     while json.loads(process.stderr.readline())["stage"] != stage:
         pass
