@@ -46,8 +46,10 @@ IMPLEMENTATIONS = {
     "SPORE-RandSeed": "SPORE-RandSeed has one random order, which its re-runs repeat",
     "HDBSCAN": "HDBSCAN is scikit-learn's (the paper's: the hdbscan package)",
     "KMeans": "KMeans has one thread, and one random start, which its re-runs repeat",
-    "DPC": "DPC is written here",
-    "SNN_DBSCAN": "SNN_DBSCAN is written here",
+    "DPC": "DPC is written here; of six variants of its kernel and tie rule, the one with the "
+    "highest ARI on 17 of these datasets was kept, in its favour",
+    "SNN_DBSCAN": "SNN_DBSCAN is written here; of two variants, all pairs or mutual neighbours "
+    "only, the one with the higher ARI on 17 of these datasets was kept, in its favour",
 }
 
 
