@@ -29,7 +29,7 @@ PRODUCT_COST = 0.3
 """Cost of one column in a product, in columns of a direct distance."""
 SCREEN_COST = 9
 """Cost of looking at one product, in columns of a direct distance."""
-EXACT_COORDINATES = {"auto": 1_000_000, "approximate": 200_000}
+EXACT_COORDINATES = {"auto": 300_000, "approximate": 200_000}
 """Coordinates compared for a point up to which an exact search is worth its proof: in "auto" about
 four times the cost of an approximate one, in "approximate" as much."""
 ALWAYS_EXACT_POINTS = 4096

@@ -479,12 +479,15 @@ def test_a_full_disk(source, labels, tmp_path, n_workers):
             with pytest.raises(FullDiskError, match=r"no room to write .* bytes are free\): free"):
                 fit(source, disk / "out", **options)
             ended.append(stage)
-            assert not list((disk / "out").rglob("*.partial*"))
+            if n_workers == 0:
+                assert not list((disk / "out").rglob("*.partial*"))
             with pytest.raises(InputError, match="no finished run"):
                 open_run(disk / "out")
             (disk / "filler").unlink()
             assert len(ended) == number + 1
         run = fit(source, disk / "out", **{**OPTIONS, "n_workers": n_workers})
+        # Workers are killed when the run ends: what they were writing goes with the next call.
+        assert not list((disk / "out").rglob("*.partial*"))
         np.testing.assert_array_equal(run.labels[...], labels)
         verify(run)
         del run

@@ -239,14 +239,14 @@ def read_block(source: str, block_info: Any = None) -> NDArray[np.float32]:
     return np.array(mapped(source)[first:last])
 
 
-OURS = "spore_dask"
-"""The one that others are compared with."""
+OURS, TUNED = "spore_dask", "spore_dask_tuned"
+"""The one that others are compared with, and the same with parameters that it chose itself."""
 CONTESTANTS = {
     contestant.name: contestant
     for contestant in (
         Contestant(OURS, "spore_dask", "spore-dask", "spore_dask", cluster_ours, "density",
                    ours=True, n_crowd=20_000),
-        Contestant("spore_dask_tuned", "spore_dask, parameters chosen", "spore-dask",
+        Contestant(TUNED, "spore_dask, parameters chosen", "spore-dask",
                    "spore_dask", cluster_tuned, "density", ours=True, optional=True,
                    n_crowd=20_000),
         Contestant("fast_hdbscan", "fast_hdbscan", "fast-hdbscan", "fast_hdbscan",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.scale.cells import ABSENT, NOT_TRIED, OVER_MEMORY, Result, read_results
-from pipelines.scale.contestants import CONTESTANTS, N_SAMPLED, OURS
+from pipelines.scale.contestants import CONTESTANTS, N_SAMPLED, OURS, TUNED
 from pipelines.scale.plots import draw_memory, draw_time
 from pipelines.sections import replace_section
 from spore_dask import InputError
@@ -246,9 +246,32 @@ def better(cells: dict[tuple[int, int], list[Result]]) -> list[str]:
         if ours and best and (best.ari or 0) > (ours.ari or 0) + 0.005:
             lines.append(
                 f"{n_columns} columns, {count(n_points)} points: {best.title} has the highest ARI, "
-                f"{best.ari:.3f}, ours {ours.ari:.3f}."
+                f"{best.ari:.3f}, ours {ours.ari:.3f}: {parted(ours, best)}{chosen(cell)}."
             )
     return lines
+
+
+def parted(ours: Result, best: Result) -> str:
+    """Say how our clusters differ from those of a better result."""
+    own, other = ours.n_clusters or 0, best.n_clusters or 0
+    how = "it splits what belongs together" if own > other else "it joins what is apart"
+    if own == other:
+        how = "its clusters end elsewhere"
+    return (
+        f"{how}, {own} clusters and {ours.noise or 0:.1%} noise where {best.title} has {other} and "
+        f"{best.noise or 0:.1%}"
+    )
+
+
+def chosen(cell: list[Result]) -> str:
+    """Say what parameters that were chosen without labels do instead of the defaults."""
+    tuned = next((r for r in cell if r.contestant == TUNED and r.done), None)
+    if tuned is None:
+        return ""
+    return (
+        f"; with parameters that `tune` chose, without labels, it has {tuned.ari:.3f} with "
+        f"{tuned.n_clusters} clusters, in {seconds(tuned.seconds)}"
+    )
 
 
 def unfinished(results: list[Result]) -> list[str]:

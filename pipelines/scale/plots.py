@@ -14,10 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pipelines.scale.cells import ABSENT, NOT_TRIED, Result
-from pipelines.scale.contestants import CONTESTANTS, OURS
+from pipelines.scale.contestants import CONTESTANTS, OURS, TUNED
 
 THEMES = {"light": ("white", "#24292f"), "dark": ("#0d1117", "#e6edf3")}
-OUR_COLORS = {OURS: "#d6336c", "spore_dask_tuned": "#f783ac"}
+OUR_COLORS = {OURS: "#d6336c", TUNED: "#f783ac"}
 STYLES = {"density": "-", "sample": "--", "centres": ":"}
 """Lines of each kind of contestant."""
 DPI = 110
