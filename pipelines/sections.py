@@ -1,11 +1,12 @@
 """Replace the part of a page that a command writes, between two marks; the rest stays as it is.
 
-Reads and writes the page, whole or not at all.
+Reads and writes the page, whole or not at all. Beside it, what such parts are made of.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from spore_dask import InputError
@@ -47,3 +48,19 @@ def replace_section(path: Path, name: str, text: str) -> None:
     part = path.with_name(f"{path.name}.part")
     part.write_text(page)
     os.replace(part, path)
+
+
+def picture(name: str, words: str) -> str:
+    """Embed a picture, NAME.light.png and NAME.dark.png, for light and for dark pages."""
+    return (
+        "<picture>\n"
+        f'  <source media="(prefers-color-scheme: dark)" srcset="{name}.dark.png">\n'
+        f'  <img alt="{words}" src="{name}.light.png">\n'
+        "</picture>"
+    )
+
+
+def listed(words: Iterable[str]) -> str:
+    """Join words with commas and a last "and"."""
+    *most, last = list(words) or [""]
+    return f"{', '.join(most)} and {last}" if most else last

@@ -35,6 +35,7 @@ from pipelines.benchmark.tables import (
     three_digits,
     two_digits,
 )
+from pipelines.sections import listed
 
 NEAR = 0.02
 """Difference to the paper's ARI, which has two digits, beyond which a dataset is listed."""
@@ -51,12 +52,6 @@ IMPLEMENTATIONS = {
     "SNN_DBSCAN": "SNN_DBSCAN is written here; of two variants, all pairs or mutual neighbours "
     "only, the one with the higher ARI on 17 of these datasets was kept, in its favour",
 }
-
-
-def listed(names: Iterable[str]) -> str:
-    """Join names with commas and a last "and"."""
-    *most, last = list(names) or [""]
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 def span(values: Iterable[float]) -> str:

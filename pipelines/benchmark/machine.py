@@ -19,6 +19,7 @@ import psutil
 import spore_dask
 from pipelines.benchmark.protocol import Settings
 from pipelines.benchmark.records import write_json
+from pipelines.machine import processor
 
 AND = " && "
 PACKAGES = ("numpy", "scikit-learn", "scipy", "numba", "dask", "distributed")
@@ -35,7 +36,7 @@ def describe_machine(command: str, settings: Settings) -> dict[str, Any]:
     """
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "memory_nbytes": psutil.virtual_memory().total,
         "system": f"{platform.system()} {platform.machine()}",
@@ -45,16 +46,6 @@ def describe_machine(command: str, settings: Settings) -> dict[str, Any]:
         "command": command,
         "settings": dataclasses.asdict(settings),
     }
-
-
-def _processor() -> str:
-    """Return the model of the processor, or nothing where the system does not say."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def write_machine(out: Path, command: str, settings: Settings) -> None:

@@ -28,7 +28,7 @@ from pipelines.benchmark.findings import (
 )
 from pipelines.benchmark.plots import PICTURES, draw_pictures
 from pipelines.benchmark.statistics import Evaluation
-from pipelines.sections import replace_section
+from pipelines.sections import picture, replace_section
 
 PAGE = "results.md"
 WIDTH = 100
@@ -86,11 +86,11 @@ def blocks(evaluation: Evaluation) -> Iterator[str]:
     yield "## The paper's evaluation"
     yield what_was_run(evaluation)
     yield aims_table(evaluation)
-    yield picture("evaluation-pareto")
+    yield picture("evaluation-pareto", PICTURES["evaluation-pareto"][1])
     yield " ".join([best_on_average(evaluation, scaling, main), front(evaluation, scaling, main)])
     yield f"### ARI, {scaling}"
     yield tables.ARI.table(evaluation, scaling, main)
-    yield picture("evaluation-datasets")
+    yield picture("evaluation-datasets", PICTURES["evaluation-datasets"][1])
     yield losses(evaluation, scaling, main)
     yield fashion(evaluation, scaling)
     yield far_from_paper(evaluation, scaling, main)
@@ -165,7 +165,7 @@ def anytime_blocks(evaluation: Evaluation) -> Iterator[str]:
         "Trials until the mean over datasets of the best ARI so far reaches a threshold; "
         f"{tables.INFINITE} where it does not."
     )
-    yield picture("evaluation-anytime")
+    yield picture("evaluation-anytime", PICTURES["evaluation-anytime"][1])
     for scaling in evaluation.scalings():
         yield folded(f"Trials needed, {scaling}", tables.anytime_table(evaluation, scaling))
 
@@ -175,18 +175,6 @@ def aims_table(evaluation: Evaluation) -> str:
     found = aims(evaluation)
     rows = [[aim.text, aim.found, "yes" if aim.met else "**no**"] for aim in found]
     return tables.markdown(["aim", "found", "met"], rows) if rows else ""
-
-
-def picture(name: str) -> str:
-    """Embed a picture, for light and for dark pages."""
-    return "\n".join(
-        [
-            "<picture>",
-            f'  <source media="(prefers-color-scheme: dark)" srcset="{name}.dark.png">',
-            f'  <img alt="{PICTURES[name][1]}" src="{name}.light.png">',
-            "</picture>",
-        ]
-    )
 
 
 def folded(title: str, text: str) -> str:

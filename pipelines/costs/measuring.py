@@ -24,6 +24,7 @@ import numpy as np
 from pipelines.benchmark.records import write_json
 from pipelines.costs.predicting import EXACT_COLUMNS
 from pipelines.graphs import generate
+from pipelines.machine import processor
 from spore_dask import Run, connect, fit
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.engine import open_engine
@@ -169,12 +170,8 @@ def read(path: Path) -> Document:
 
 def _machine() -> Document:
     """Return what figures depend on, and when they were taken."""
-    model = ""
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     return {
-        "processor": model or platform.processor(),
+        "processor": processor(),
         "n_cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "date": datetime.date.today().isoformat(),

@@ -24,7 +24,7 @@ from pipelines.costs.fitting import (
 )
 from pipelines.costs.plots import draw
 from pipelines.costs.predicting import Case, Prediction, predict, traffic_of
-from pipelines.sections import replace_section
+from pipelines.sections import picture, replace_section
 from spore_dask.costs import STAGES
 from spore_dask.memory import n_ranges
 
@@ -57,7 +57,8 @@ def write_page(document: Document, docs: Path) -> None:
     draw(model, runs, docs / PICTURE)
     parts = [
         _about(document, runs),
-        _picture(),
+        picture(PICTURE, "Time against points for 2, 10 and 100 workers"),
+        "Lines are the model, dots are fits; grey is beyond what was measured.",
         "### Constants",
         _constants(model),
         "### Errors",
@@ -109,17 +110,6 @@ def _about(document: Document, runs: Sequence[Measured]) -> str:
         "python -m pipelines.costs page --out FILE --docs docs`. A task that does nothing takes "
         f"{1000 * document['dispatch_seconds']:.1f} ms of the coordinator, the scheduler and the "
         "disk for its receipt."
-    )
-
-
-def _picture() -> str:
-    """Return the picture, for light and for dark pages."""
-    return (
-        "<picture>\n"
-        f'  <source media="(prefers-color-scheme: dark)" srcset="{PICTURE}.dark.png">\n'
-        f'  <img alt="Time against points for 2, 10 and 100 workers" src="{PICTURE}.light.png">\n'
-        "</picture>\n\n"
-        "Lines are the model, dots are fits; grey is beyond what was measured."
     )
 
 

@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import shlex
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import psutil
 
 from pipelines.benchmark.records import DONE, FAILED, OVER_MEMORY, OVER_TIME, write_json
+from pipelines.machine import processor
 
 __all__ = ["ABSENT", "DONE", "FAILED", "NOT_TRIED", "OVER_MEMORY", "OVER_TIME"]
 
@@ -111,7 +111,7 @@ def write_machine(out: Path, arguments: Iterable[str]) -> None:
         "commands": list(dict.fromkeys([*earlier, command])),
         "n_cores": os.cpu_count(),
         "memory_nbytes": psutil.virtual_memory().total,
-        "processor": _processor(),
+        "processor": processor(),
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
     }
@@ -121,10 +121,3 @@ def write_machine(out: Path, arguments: Iterable[str]) -> None:
 def _nameless(argument: str) -> str:
     """Leave the folders out of a path, which differ from machine to machine."""
     return Path(argument).name if Path(argument).is_absolute() else argument
-
-
-def _processor() -> str:
-    """Return the name of the processor."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if sys.platform == "linux" else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())

@@ -15,7 +15,7 @@ from typing import Any
 from pipelines.scale.cells import ABSENT, NOT_TRIED, OVER_MEMORY, Result, read_results
 from pipelines.scale.contestants import CONTESTANTS, N_SAMPLED, OURS, TUNED
 from pipelines.scale.plots import draw_memory, draw_time
-from pipelines.sections import replace_section
+from pipelines.sections import listed, picture, replace_section
 from spore_dask import InputError
 
 SECTION = "scale"
@@ -109,11 +109,6 @@ def places(cells: Iterable[tuple[int, int]]) -> str:
     for n_columns, n_points in sorted(cells):
         points.setdefault(n_columns, []).append(count(n_points))
     return ", ".join(f"in {c} columns at {listed(n)} points" for c, n in points.items())
-
-
-def listed(words: list[str]) -> str:
-    """Join words with commas, the last with "and"."""
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def findings(results: list[Result]) -> list[str]:
@@ -282,16 +277,6 @@ def unfinished(results: list[Result]) -> list[str]:
             key = result.title, result.outcome
             groups.setdefault(key, []).append((result.n_columns, result.n_points))
     return [f"{title}: {outcome} {places(at)}." for (title, outcome), at in groups.items()]
-
-
-def picture(name: str, words: str) -> str:
-    """Return a picture with variants for light and dark pages."""
-    return (
-        "<picture>\n"
-        f'  <source media="(prefers-color-scheme: dark)" srcset="{name}.dark.png">\n'
-        f'  <img alt="{words}" src="{name}.light.png">\n'
-        "</picture>"
-    )
 
 
 def table(results: list[Result], n_columns: int) -> str:
