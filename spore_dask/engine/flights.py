@@ -62,9 +62,10 @@ class Flight:
         from distributed import KilledWorker
 
         self._watch.reset()
+        n_left = len(self._items)
         try:
             self._top_up()
-            while self._flying or self._returned:
+            while n_left:  # also when nothing can be in flight just now
                 self._tell_losses()
                 landed = self._next()
                 outcomes = self._fetch(landed)
@@ -77,6 +78,7 @@ class Flight:
                         if outcome.unfit:
                             self._leave_out(number, outcome)
                         else:
+                            n_left -= 1
                             yield number, outcome
                         continue
                     try:

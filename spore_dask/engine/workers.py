@@ -24,6 +24,9 @@ from typing import Any
 from spore_dask.engine.processes import status_nbytes
 from spore_dask.engine.settings import LIMIT_EXIT, N_DEATHS, WORKER_CONFIG, WORKER_ENVIRON
 
+CAUSE_SECONDS = 10.0
+"""Time that may pass between a worker's end and our knowing how it ended."""
+
 
 class LocalWorkers:
     """Worker processes on this machine, each kept alive by a thread until `close`."""
@@ -56,7 +59,7 @@ class LocalWorkers:
 
     def cause(self, name: str) -> str:
         """Return how a worker ended, which the scheduler may have noticed a moment before us."""
-        deadline = time.monotonic() + 2
+        deadline = time.monotonic() + CAUSE_SECONDS
         while name not in self.causes and time.monotonic() < deadline:
             time.sleep(0.01)
         return self.causes.get(name, "")
@@ -83,9 +86,9 @@ class LocalWorkers:
             status = process.wait()
             if self._closing.is_set():
                 return
-            shutil.rmtree(os.path.join(self._folder, name), ignore_errors=True)
             self._losses.put(f"Worker process {process.pid} {cause_of(status)}.")
             self.causes[name] = cause_of(status)
+            shutil.rmtree(os.path.join(self._folder, name), ignore_errors=True)
             n_short_lives = n_short_lives + 1 if time.monotonic() - start < 5 else 0
             if n_short_lives > N_DEATHS and self._closing.wait(min(2 ** (n_short_lives - 4), 10)):
                 return
