@@ -30,6 +30,8 @@ SILENT_SECONDS = 60.0
 """Time without one after which a process of another machine counts as gone."""
 MOST_RIVALS = 2
 """Signs of life in a row during which another lock may be there: then it will not give way."""
+N_LOOKS = 30
+"""Times that a process of another machine is looked at before it counts as gone."""
 PAUSE_SECONDS = 0.01, 0.2
 """Least and most time until two that have met try again."""
 
@@ -100,7 +102,7 @@ class Lock:
 
     def __init__(self, folder: Folder, name: str) -> None:
         self._folder = folder
-        self._file = f"{PREFIX}{uuid.uuid4().hex}.json"
+        self._file = _new_name()
         self._record = {"name": name, **this_process(), "beat": 0}
         self._lost = False
         self._ended = threading.Event()
@@ -123,6 +125,7 @@ class Lock:
                     with contextlib.suppress(Exception):
                         self._folder.remove(self._file)
                 raise
+            self._file = _new_name()  # one that saw the old one go may be about to remove it
             time.sleep(random.uniform(*PAUSE_SECONDS))
         self._thread.start()
 
@@ -175,9 +178,8 @@ class Lock:
 
     def _is_heard(self, name: str, known: dict[str, Any]) -> bool:
         """Tell whether the owner of a lock, on another machine, gives a sign of life."""
-        deadline = time.monotonic() + SILENT_SECONDS
-        while time.monotonic() < deadline:
-            time.sleep(SILENT_SECONDS / 30)
+        for _ in range(N_LOOKS):  # not until a time: this process may have slept through it
+            time.sleep(SILENT_SECONDS / N_LOOKS)
             now = self._read(name)
             if now != known:
                 return bool(now)
@@ -204,6 +206,11 @@ class Lock:
                 self._folder.write_json(self._file, self._record)
             except Exception as reason:
                 logging.getLogger(__name__).debug("no sign of life was given: %s", reason)
+
+
+def _new_name() -> str:
+    """Return a name for a lock that no other one has had."""
+    return f"{PREFIX}{uuid.uuid4().hex}.json"
 
 
 def is_lock(name: str) -> bool:
