@@ -375,7 +375,7 @@ def test_table_of_ties():
     ]
     assert tables.ties_table({"wine": TIES["wine"]}) == ""
     said = findings.ties_in_words(TIES)
-    assert "moves the best ARI on 2 of 3" in said
+    assert "the best ARI moves on 2 of 3" in said
     assert "on 1 of 2, not on wine" in said
 
 
@@ -465,7 +465,7 @@ def test_deviations_from_the_paper_are_listed_by_rule():
     said = findings.far_from_paper(evaluation_of(ours), "clip-minmax", ["SPORE"])
     assert said.splitlines()[-1] == "| SPORE | 2 of 3 | +0.017 | iris +0.04 |"
     said = findings.far_from_reference(evaluation_of(ours), "clip-minmax")
-    assert "within 0.005 of it on 1 of 3 datasets; farther are iris +0.026, wine +0.025." in said
+    assert "within 0.005 of it on 1 of 3 datasets; farther are iris +0.0260, wine +0.0250." in said
     assert said.endswith("This run draws other configurations, and may miss the best.")
 
 
@@ -548,7 +548,7 @@ def test_aims_are_not_met_by_others():
         "SPORE-ANN nowhere more than 0.02 under SPORE",
         "SPORE ahead of every baseline, corrected p < 0.01",
     ]
-    assert found[missed[0]].found == "26; not iris -0.100; the order of tied rows explains iris"
+    assert found[missed[0]].found == "26; not iris -0.100; the order of what ties explains iris"
 
 
 def test_ablations_must_come_in_the_papers_order():

@@ -274,7 +274,7 @@ def completeness_table(evaluation: Evaluation) -> str:
 
 
 def ties_table(ties: Ties) -> str:
-    """Return how far the order of rows and columns moves SPORE's best ARI, most first.
+    """Return how far the order of what ties moves SPORE's best ARI, most first.
 
     Datasets on which it moves nothing are left out.
     """
