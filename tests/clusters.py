@@ -8,16 +8,24 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).parents[1]
 MIB = 2**20
 
 
-def wait_until(true, seconds=60.0):
+def wait_until(true, seconds=120.0):
     deadline = time.monotonic() + seconds
     while not (found := true()):
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.05)
     return found
+
+
+def is_alive(process):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 class Processes:

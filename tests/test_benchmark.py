@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +44,7 @@ from pipelines.benchmark.spores import SPORES, approximate_graph, exact_graph
 from pipelines.benchmark.watching import Limits, _Watch
 from spore_dask import ClusterError, InputError
 from tests.acting import N_POINTS, acting
-from tests.clusters import wait_until
+from tests.clusters import is_alive, wait_until
 from tests.conftest import GOLDEN
 
 ROOT = Path(__file__).parents[1]
@@ -250,7 +249,7 @@ def test_search_records_everything():
         assert trial.ari == adjusted_rand_score(truth, labels)
         assert trial.noise == config["wrong"] / N_POINTS
         assert trial.n_clusters == 3
-        assert 0 <= trial.seconds < 5
+        assert 0 <= trial.seconds <= FAST.limit_seconds
     assert found.trials[1].nmi == pytest.approx(1)
     assert found.best == 1
     assert [(one.number, one.config, one.ari) for one in found.reruns] == [(1, configs[1], 1.0)] * 2
@@ -269,7 +268,10 @@ def test_equal_aris_are_told_apart_by_time():
     assert best_of([trial(0, None, None, FAILED)]) is None
     found = search(TOY, acting([{"sleep": 0.3}, {}, {"sleep": 0.2}]), FAST)
     assert {one.ari for one in found.trials} == {1.0}
-    assert found.best == 1
+    seconds = [one.seconds for one in found.trials]
+    assert seconds[0] >= 0.3
+    assert seconds[2] >= 0.2
+    assert found.best == np.argmin(seconds)
 
 
 def test_errors_and_deaths_are_told_and_the_search_goes_on():
@@ -289,16 +291,18 @@ def test_errors_and_deaths_are_told_and_the_search_goes_on():
 
 def test_slow_configurations_are_killed_in_time():
     """After the second one, the search gives up."""
-    settings = dataclasses.replace(FAST, limit_seconds=1.0, n_reruns=0)
-    configs = [{}, {"sleep": 60, "child": 60.125}, {"wrong": 5}, {"sleep": 60}, {}]
-    started = time.monotonic()
+    settings = dataclasses.replace(FAST, limit_seconds=5.0, n_reruns=0)
+    configs = [{}, {"sleep": 600, "child": 600.125}, {"wrong": 5}, {"sleep": 600}, {}]
     found = search(TOY, acting(configs), settings)
-    assert time.monotonic() - started < 30
     assert outcomes(found) == [(0, DONE), (1, OVER_TIME), (2, DONE), (3, OVER_TIME)]
-    assert found.trials[1].reason == "More than 1 s."
+    assert found.trials[1].reason == "More than 5 s."
     assert found.n_wanted == 5
     assert found.best == 0
-    assert not any("sleep(60.125)" in command_line(process) for process in psutil.process_iter())
+    wait_until(lambda: not any("sleep(600.125)" in line for line in command_lines()))
+
+
+def command_lines():
+    return map(command_line, psutil.process_iter())
 
 
 def command_line(process):
@@ -378,11 +382,11 @@ def test_memory_is_limited():
     [
         ({"raise": "no"}, FAILED, "In what configurations share: ValueError: no"),
         ({"exit": 5}, FAILED, "In what configurations share: The process ended with code 5: "),
-        ({"sleep": 60}, OVER_TIME, "In what configurations share: After "),
+        ({"sleep": 600}, OVER_TIME, "In what configurations share: After "),
     ],
 )
 def test_what_is_shared_may_fail(share, outcome, reason):
-    settings = dataclasses.replace(FAST, budget_seconds=1.0)
+    settings = dataclasses.replace(FAST, budget_seconds=1.0) if outcome == OVER_TIME else FAST
     found = search(TOY, acting([{}, {}], share=share), settings)
     assert outcomes(found) == [(0, outcome)]
     assert found.trials[0].reason.startswith(reason)
@@ -390,9 +394,9 @@ def test_what_is_shared_may_fail(share, outcome, reason):
 
 
 def test_the_budget_ends_a_search():
-    settings = dataclasses.replace(FAST, budget_seconds=1.5, limit_seconds=1.2, n_reruns=1)
-    found = search(TOY, acting([{"sleep": 0.4}] * 20, share={"sleep": 0.2}), settings)
-    assert 0.2 <= found.shared_seconds < 1
+    settings = dataclasses.replace(FAST, budget_seconds=8.0, limit_seconds=7.5, n_reruns=1)
+    found = search(TOY, acting([{"sleep": 2.5}] * 20, share={"sleep": 0.2}), settings)
+    assert 0.2 <= found.shared_seconds < 8
     assert 2 <= len(found.trials) <= 4
     assert found.n_wanted == 20
     assert {trial.outcome for trial in found.trials[:-1]} == {DONE}
@@ -401,13 +405,13 @@ def test_the_budget_ends_a_search():
 
 def test_a_slow_best_one_is_run_again_once():
     """From scratch it takes longer than the limit, which the search alone did not."""
-    settings = dataclasses.replace(FAST, limit_seconds=0.5, n_reruns=5)
+    settings = dataclasses.replace(FAST, limit_seconds=5.0, n_reruns=5)
     shared = {"wrong": 1}
-    found = search(TOY, acting([{"scratch": 0.8}], share=shared), settings)
+    found = search(TOY, acting([{"scratch": 5.5}], share=shared), settings)
     assert outcomes(found) == [(0, DONE)]
     (rerun,) = found.reruns
     assert rerun.outcome == DONE
-    assert rerun.seconds >= 0.8
+    assert rerun.seconds >= 5.5
 
 
 # Runs
@@ -524,7 +528,7 @@ def test_a_killed_driver_leaves_nothing_behind_and_is_resumed(tmp_path, data):
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_until(quick.exists, seconds=180)
+        wait_until(quick.exists, seconds=300)
         below = driver.children(recursive=True)
         lines = [command_line(process) for process in below]
     finally:
@@ -539,12 +543,6 @@ def test_a_killed_driver_leaves_nothing_behind_and_is_resumed(tmp_path, data):
     assert [is_finished(first), is_finished(second)] == [True, False]
     run_task(second)
     assert [one.method for one in read_searches(out)] == ["quick", "slow"]
-
-
-def is_alive(process):
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 # Commands
@@ -593,6 +591,20 @@ def test_commands_refuse_what_cannot_work(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+def test_equal_distances_in_a_random_order():
+    """They are the true neighbours but for those at the distance of the last."""
+    x = np.random.default_rng(0).integers(0, 5, (80, 3)).astype(float)
+    configs = [{"expansion_neighbors": 6}]
+    expected = exact_graph(x, configs)
+    found = ties.shuffled_graph(x, configs, seed=1)
+    np.testing.assert_allclose(found.distances, expected.distances, rtol=1e-11)
+    np.testing.assert_array_equal(found.neighbors[:, 0], np.arange(80))
+    assert (np.diff(found.distances) >= 0).all()
+    apart = np.linalg.norm(x[found.neighbors] - x[:, None], axis=2)
+    np.testing.assert_allclose(apart, expected.distances, rtol=1e-11)
+    assert (found.neighbors != expected.neighbors).mean() > 0.3
+
+
 def test_ties(tmp_path, capsys):
     commands.main(["ties", "--out", str(tmp_path), "--sets", "iris", "--orders", "2"])
     found = json.loads((tmp_path / "ties.json").read_text())
@@ -604,7 +616,7 @@ def test_ties(tmp_path, capsys):
     assert found == {
         "iris": {
             "given": ties.best_ari(one.x, one.y),
-            "orders": [ties.best_ari(*ties.reordered(one.x, one.y, seed)) for seed in range(2)],
+            "orders": [ties.ari_of_order(one.x, one.y, seed) for seed in range(2)],
         }
     }
     assert capsys.readouterr().out.startswith("iris: 0.9039 as given, ")

@@ -2,19 +2,28 @@
 
 import random
 import re
+import subprocess
 
 import pytest
 
 from pipelines import chaos
 
 
-def test_runs_that_are_hit_end_with_the_same_labels(capsys):
-    faults = ["--fault", "driver", "--fault", "chunk"]
-    code = chaos.main(["--runs", "2", "--points", "4000", "--partitions", "3", *faults])
+class Halting(subprocess.Popen):
+    """A process that soon waits when nobody listens, so that it is not done before it is killed."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, pipesize=4096, **options)
+
+
+def test_runs_that_are_hit_end_with_the_same_labels(capsys, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", Halting)
+    options = ["--seed", "9", "--fault", "driver", "--fault", "chunk"]  # the driver early on
+    code = chaos.main(["--runs", "2", "--points", "4000", "--partitions", "3", *options])
     said = capsys.readouterr().out
     assert code == 0, said
     assert "2 of 2 ended with the labels of the undisturbed run" in said
-    assert re.search(r"driver killed; exit codes -9, 0; labels equal, verified", said)
+    assert re.search(r"partition +driver killed; exit codes -9, 0; labels equal, verified", said)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import dask
@@ -28,6 +29,7 @@ from spore_dask.engine import NoSchedulerError, TaskTooBigError, WorkerLostError
 from spore_dask.progress import Bar, Event
 from spore_dask.store import Folder
 from spore_dask.tracking import Tracker
+from tests.clusters import wait_until
 
 COMMAND = [sys.executable, "-c", "from spore_dask.cli import main; main()"]
 NAMES = [
@@ -625,7 +627,7 @@ def test_watch_follows_until_the_end(going_on, monkeypatch, run):
         if story:
             tracker._write()
 
-    monkeypatch.setattr(status.time, "sleep", sleep)
+    monkeypatch.setattr(status, "time", SimpleNamespace(sleep=sleep, time=time.time))
     result = invoke("status", run.path, "--watch")
     lines = result.stdout.splitlines()
     assert lines[:2] == [
@@ -647,6 +649,22 @@ def larger(tmp_path_factory):
     return source, np.asarray(run.labels[...])
 
 
+STOPPING = """
+import os, signal, sys
+from spore_dask.cli import main, showing
+stage, tell = sys.argv.pop(1), showing._as_json
+def stop(event):
+    global stage
+    tell(event)
+    if event.kind == "task-done" and event.stage == stage:
+        stage = None
+        os.kill(os.getpid(), signal.SIGSTOP)
+showing._as_json = stop
+main()
+"""
+"""The command, which stops itself when the first task of a stage is done."""
+
+
 @pytest.mark.parametrize(
     ("number", "stage", "n_workers"),
     [(signal.SIGINT, "neighbors", 2), (signal.SIGTERM, "expand", 0), (signal.SIGHUP, "scan", 0)],
@@ -658,26 +676,24 @@ def test_signals_stop_cleanly_and_the_same_command_goes_on(
     call = ["fit", str(source), str(tmp_path / "out"), f"--workers={n_workers}", "--no-report"]
     call += ["--progress", "json"]
     process = subprocess.Popen(
-        [*COMMAND, *call],
+        [sys.executable, "-c", STOPPING, stage, *call],
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # nohup has SIGHUP ignored
     )
-    assert process.stderr is not None
-    while json.loads(process.stderr.readline())["stage"] != stage:
-        pass
-    process.send_signal(signal.SIGSTOP)  # or it might be done before it is stopped
-    workers = psutil.Process(process.pid).children(recursive=True)
+    stopping = psutil.Process(process.pid)
+    wait_until(lambda: stopping.status() == psutil.STATUS_STOPPED)
+    workers = stopping.children(recursive=True)
     process.send_signal(number)
     process.send_signal(signal.SIGCONT)
-    said = process.communicate(timeout=60)[1].splitlines()
+    said = process.communicate(timeout=120)[1].splitlines()
     assert process.returncode == 128 + number
     assert said[-1] == (
         f"spore-dask: stopped by {number.name}; continue with: spore-dask {' '.join(call)}"
     )
     assert not any("Traceback" in line for line in said)
     assert len(workers) >= n_workers
-    assert not psutil.wait_procs(workers, timeout=5)[1]
+    assert not psutil.wait_procs(workers, timeout=60)[1]
     assert "stopped by" in invoke("status", tmp_path / "out").stdout
     result = invoke(*call, "--json")
     assert result.exit_code == 0, result.stderr
@@ -688,12 +704,13 @@ def test_signals_stop_cleanly_and_the_same_command_goes_on(
 
 def test_no_reader_is_no_reason_to_stop(data):
     call = [*COMMAND, "fit", str(data), "--workers=0", "--no-report", "--progress=log"]
-    process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.close()
-    process.stderr.close()
-    assert process.wait(timeout=60) == 141
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(call, stdout=writer, stderr=writer, timeout=300)
+    finally:
+        os.close(writer)
+    assert done.returncode == 141
     assert spore_dask.open_run(data.with_suffix(".spore")).n_clusters > 0
 
 
@@ -724,9 +741,7 @@ def test_what_takes_long_is_told_again(monkeypatch):
     heard = []
     ticking = showing._Ticking(heard.append)
     ticking(Event("stage-start", "expand", 0, 1))
-    deadline = time.monotonic() + 10
-    while len(heard) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: len(heard) >= 3)
     ticking(Event("stage-end", "expand", 1, 1, 2.0))
     n_heard = len(heard)
     time.sleep(0.1)

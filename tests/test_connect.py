@@ -27,6 +27,10 @@ def children():
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
+def threads():
+    return {thread.id for thread in psutil.Process().threads()}
+
+
 def hosts_listened_on():
     process = psutil.Process()
     found = [each for one in (process, *process.children(True)) for each in one.net_connections()]
@@ -176,8 +180,8 @@ def test_a_scheduler_that_comes_later_is_waited_for(tmp_path):
         timer = threading.Timer(2, lambda: processes.worker(processes.scheduler(port=port)[1]))
         timer.start()
         with (
-            dask.config.set({"distributed.comm.timeouts.connect": "300ms"}),
-            spore_dask.connect({"kind": "address", "address": address, "wait": 60}) as client,
+            dask.config.set({"distributed.comm.timeouts.connect": "2s"}),
+            spore_dask.connect({"kind": "address", "address": address, "wait": 120}) as client,
         ):
             assert client.submit(square, 3).result() == 9
         timer.join()
@@ -221,9 +225,9 @@ def test_wrong_sections_are_refused(section, text):
 
 @pytest.mark.parametrize("section", [{"kind": "local", "n_workers": 1}, "tcp://127.0.0.1:1"])
 def test_checking_starts_nothing(section):
-    before = children(), psutil.Process().num_threads()
+    before = children() | threads()
     spore_dask.check_cluster(section)
-    assert (children(), psutil.Process().num_threads()) == before
+    assert children() | threads() <= before
 
 
 @pytest.mark.parametrize(
@@ -308,7 +312,7 @@ def test_slurm_jobs_become_a_cluster_and_are_cancelled(monkeypatch, tmp_path):
     )
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    section = {"kind": "slurm", "memory": "1GiB", "host": "127.0.0.1", "wait": 60}
+    section = {"kind": "slurm", "memory": "1GiB", "host": "127.0.0.1", "wait": 120}
     with spore_dask.connect({**section, "local_directory": str(tmp_path)}) as client:
         [worker] = client.scheduler_info()["workers"].values()
         assert (worker["nthreads"], worker["memory_limit"]) == (1, 1024 * MIB)
@@ -360,6 +364,6 @@ def test_script_without_a_guard(tmp_path):
         env={**os.environ, "PYTHONPATH": str(Path(ROOT))},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert (found.stdout, found.stderr) == ("started\n8\n", "")

@@ -15,13 +15,14 @@ import ssl
 import stat
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 from dask.utils import parse_bytes
+
+from tests.clusters import wait_until
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -35,7 +36,7 @@ BIN = Path(sys.executable).parent
 
 def run(*command, **options):
     return subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, timeout=60, **options
+        [str(part) for part in command], capture_output=True, text=True, timeout=300, **options
     )
 
 
@@ -218,7 +219,14 @@ def tls_client(address, folder):
     }
     paths = {name: str(folder / file) for name, file in files.items()}
     security = distributed.Security(require_encryption=True, **paths)
-    return distributed.Client(address, security=security, set_as_default=False, timeout=30)
+    return distributed.Client(address, security=security, set_as_default=False, timeout=60)
+
+
+def address_in(file):
+    """Return the address in a scheduler's file, as soon as it is all there."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return json.loads(file.read_text())["address"]
+    return None
 
 
 def test_a_cluster_over_tls_serves_those_who_have_a_certificate(tls_cluster, compose):
@@ -226,15 +234,11 @@ def test_a_cluster_over_tls_serves_those_who_have_a_certificate(tls_cluster, com
     import distributed
 
     address_file, folder, ports = tls_cluster
-    deadline = time.monotonic() + 60
-    while not address_file.exists():
-        assert time.monotonic() < deadline, "the scheduler has not come up"
-        time.sleep(0.1)
-    address = json.loads(address_file.read_text())["address"]
+    address = wait_until(lambda: address_in(address_file))
     assert address.startswith("tls://127.0.0.1:")
     with tls_client(address, folder) as client:
-        client.wait_for_workers(1, timeout=60)
-        assert client.submit(sum, [1, 2, 3]).result(30) == 6
+        client.wait_for_workers(1, timeout=120)
+        assert client.submit(sum, [1, 2, 3]).result(120) == 6
         (worker,) = client.scheduler_info()["workers"].values()
         assert (worker["nthreads"], worker["memory_limit"]) == (1, parse_bytes("1GiB"))
         name = "distributed.scheduler.allowed-failures"
@@ -243,7 +247,7 @@ def test_a_cluster_over_tls_serves_those_who_have_a_certificate(tls_cluster, com
             check, *command = compose["services"][role]["healthcheck"]["test"]
             assert (check, command[0]) == ("CMD", "python")
             asked = [word.replace(port, ports[port]) for word in command[1:]]
-            assert run(sys.executable, *asked).returncode == 0
+            wait_until(lambda: run(sys.executable, *asked).returncode == 0)  # noqa: B023
     with pytest.raises(OSError, match=r"Timed out|in handshake|closed"):
         distributed.Client(address.replace("tls:", "tcp:"), set_as_default=False, timeout=3)
 

@@ -15,11 +15,11 @@ import pytest
 
 from spore_dask import engine as engine_module
 from spore_dask.engine import WINDOW, Engine, WorkerLostError, open_engine, settings
+from spore_dask.engine.flights import Flight
 from spore_dask.engine.watching import Watch
 from spore_dask.errors import InputError, ParameterError
-
-ROOT = Path(__file__).parents[1]
-MIB = 2**20
+from spore_dask.progress import ignore
+from tests.clusters import MIB, ROOT, wait_until
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,9 +38,11 @@ def two_workers():
 @pytest.fixture
 def local(two_workers):
     """An engine of two processes, and the events it sends during the test."""
+    wait_until(lambda: n_there(two_workers) == 2)
+    two_workers.progress = ignore
+    two_workers.run("before", square, [], needs_nbytes=1)  # tells what earlier tests have lost
     two_workers.events = []
     two_workers.progress = two_workers.events.append
-    wait_until(lambda: n_there(two_workers) == 2)
     return two_workers
 
 
@@ -48,15 +50,18 @@ def n_there(engine):
     return len(engine._client.scheduler_info()["workers"])
 
 
-def wait_until(true, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.05)
-
-
 def kinds(events):
     return [event.kind for event in events]
+
+
+def losses(engine, n_lost):
+    """Return what is told of lost workers, of which a later stage may be the first to know."""
+
+    def texts():
+        engine.run("after", square, [], needs_nbytes=1)
+        return [event.text for event in engine.events if event.kind == "worker-lost"]
+
+    return wait_until(lambda: len(found := texts()) >= n_lost and found)
 
 
 def square(item):
@@ -123,10 +128,10 @@ def fail_twice(folder, item):
     return item
 
 
-def grow(n_nbytes, item):
+def grow(n_nbytes, seconds, item):
     data = bytearray(n_nbytes)
     data[::4096] = b"x" * len(data[::4096])
-    time.sleep(2)
+    time.sleep(seconds)
     return len(data)
 
 
@@ -236,7 +241,7 @@ def test_receipts_come_in_order_and_events_tell_the_story(local):
     assert seconds == sorted(seconds)
     tasks = local.events[1:-1]
     assert len({event.process for event in tasks}) == 2
-    assert all(0.02 <= event.task_seconds < 5 for event in tasks)
+    assert all(0.02 <= event.task_seconds <= event.seconds for event in tasks)
     assert all(10 * MIB < event.peak_nbytes < 600 * MIB for event in tasks)
     assert {event.process for event in tasks} < set(local.peaks())
     assert engine_module.process_name() in local.peaks()
@@ -324,8 +329,14 @@ def test_interrupt_takes_back_what_is_in_flight(local):
 
 
 def assert_nothing_left(engine):
-    wait_until(lambda: not engine._client.futures, 5)
-    wait_until(lambda: not engine._client.cluster.scheduler.tasks, 5)
+    wait_until(lambda: not engine._client.futures)
+    wait_until(lambda: not engine._client.cluster.scheduler.tasks)
+
+
+def test_a_stage_that_begins_while_the_connection_is_broken_waits(local, monkeypatch):
+    monkeypatch.setattr(local._client, "status", "connecting")
+    monkeypatch.setattr(Flight, "_next", lambda flight: monkeypatch.undo() or flight._next())
+    assert local.run("squares", square, range(5), needs_nbytes=1) == [0, 1, 4, 9, 16]
 
 
 # Deaths
@@ -342,9 +353,8 @@ def test_killed_worker_changes_nothing(local, tmp_path):
     receipts = local.run("squares", task, range(30), needs_nbytes=1)
     killer.join()
     assert receipts == [item * item for item in range(30)]
-    lost = [event for event in local.events if event.kind == "worker-lost"]
     pid = (tmp_path / "pid").read_text()
-    assert [event.text for event in lost] == [f"Worker process {pid} was ended by signal 9."]
+    assert losses(local, 1) == [f"Worker process {pid} was ended by signal 9."]
 
 
 def test_three_deaths_of_a_task_end_in_a_sentence(local, tmp_path):
@@ -359,17 +369,17 @@ def test_three_deaths_of_a_task_end_in_a_sentence(local, tmp_path):
         "each task less with more partitions or smaller chunks."
     )
     assert n_tried(tmp_path, 7) == 3
-    assert kinds(local.events).count("worker-lost") == 3
+    assert len(losses(local, 3)) == 3
     assert_nothing_left(local)
 
 
 def test_worker_past_its_limit_ends_and_the_error_says_so(local):
     with pytest.raises(WorkerLostError, match=r"\(the last one went past its memory limit\)"):
-        local.run("greedy", functools.partial(grow, 700 * MIB), [0], needs_nbytes=700 * MIB)
+        local.run("greedy", functools.partial(grow, 700 * MIB, 600), [0], needs_nbytes=700 * MIB)
 
 
 def test_worker_within_its_limit_lives(local):
-    task = functools.partial(grow, 400 * MIB)
+    task = functools.partial(grow, 400 * MIB, 2)
     assert local.run("modest", task, [0], needs_nbytes=1) == [400 * MIB]
     assert "worker-lost" not in kinds(local.events)
     peaks = [n for name, n in local.peaks().items() if not name.endswith(f":{os.getpid()}")]
@@ -393,13 +403,13 @@ def test_limit_too_small_for_a_worker_to_start():
 def test_no_worker_left_is_an_error_not_a_wait(monkeypatch):
     from distributed import Client
 
-    monkeypatch.setattr(settings, "START_TIMEOUT", 2.0)
     events = []
     with (
         outside_cluster() as cluster,
         Client(cluster, set_as_default=False) as client,
         open_engine(client, progress=events.append) as outside,
     ):
+        monkeypatch.setattr(settings, "START_TIMEOUT", 2.0)
         threading.Timer(0.5, cluster.scale, [0]).start()
         with pytest.raises(WorkerLostError, match="There has been no worker for 2 s"):
             outside.run("squares", slow_square, range(100_000), needs_nbytes=1)
@@ -493,7 +503,7 @@ def script(tmp_path):
 def test_script_without_a_guard(script, tmp_path):
     command, environ = script
     found = subprocess.run(
-        command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60
+        command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert (found.stdout, found.stderr) == ("started\n90\n", "")
     assert found.returncode == 0
@@ -514,7 +524,7 @@ def test_workers_do_not_outlive_a_killed_driver(script, tmp_path):
     finally:
         driver.kill()
         driver.wait()
-    gone, alive = psutil.wait_procs(children, timeout=5)
+    gone, alive = psutil.wait_procs(children, timeout=60)
     assert not alive
     assert len(gone) == 2
     assert not list(temporary.glob("spore_dask-*"))
@@ -534,6 +544,5 @@ def test_home_that_cannot_be_written(tmp_path, monkeypatch):
 
 def test_everywhere_is_here_and_on_every_worker(local, tmp_path):
     local.everywhere(functools.partial(leave_name, tmp_path))
-    names = {path.name for path in tmp_path.iterdir()}
-    assert len(names) == 3
-    assert str(os.getpid()) in names
+    assert (tmp_path / str(os.getpid())).exists()
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 3)  # slow workers are not waited for

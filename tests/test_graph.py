@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import dask.array as da
 import numpy as np
+import psutil
 import pytest
 import zarr
 from hypothesis import given, settings
@@ -34,6 +34,7 @@ from spore_dask.inputs import find_input
 from spore_dask.search import neighbor_rows
 from spore_dask.store import Folder
 from tests import naive
+from tests.clusters import is_alive, wait_until
 from tests.strategies import point_sets
 
 
@@ -430,24 +431,26 @@ def test_a_killed_worker_changes_nothing(tmp_path):
 
 
 DRIVER = """
-import sys
+import sys, time
 from spore_dask import build_graph
-build_graph(sys.argv[1], sys.argv[2], 12, n_workers=2, n_partitions=60)
+def wait(event):
+    if event.kind == "task-done" and event.stage == sys.argv[3] and event.n_done == 5:
+        print("there", flush=True)
+        time.sleep(600)
+build_graph(sys.argv[1], sys.argv[2], 12, n_workers=2, n_partitions=60, progress=wait)
 """
 
 
 @pytest.mark.parametrize("stage", ["partition", "neighbors"])
 def test_a_killed_driver_continues_with_the_finished_tasks(tmp_path, stage):
     source = write_zarr(tmp_path / "x.zarr", crowd(), 5000)
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, source, str(tmp_path / "out")])
-    deadline = time.monotonic() + 300
-    receipts = []
-    while len(receipts) < 5 and time.monotonic() < deadline and driver.poll() is None:
-        receipts = list((tmp_path / "out").glob(f"*/receipts-{stage}/*.json"))
-        time.sleep(0.01)
-    driver.kill()
-    driver.wait()
-    assert len(receipts) >= 5
+    command = [sys.executable, "-c", DRIVER, source, str(tmp_path / "out"), stage]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout.readline() == "there\n"
+        workers = psutil.Process(driver.pid).children(recursive=True)
+        driver.kill()
+    wait_until(lambda: not any(map(is_alive, workers)))
+    assert len(list((tmp_path / "out").glob(f"*/receipts-{stage}/*.json"))) >= 5
     events = []
     graph = build_graph(
         source, tmp_path / "out", 12, n_workers=0, n_partitions=60, progress=events.append

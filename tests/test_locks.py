@@ -1,5 +1,6 @@
 """One driver at a time."""
 
+import itertools
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from spore_dask import BusyError, clean, fit, locks, processes, verify
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.locks import locked
 from spore_dask.store import Folder
+from tests.clusters import wait_until
 
 HOLD = """
 import sys, time
@@ -58,6 +60,24 @@ def lock_files(folder):
 def write_foreign_lock(folder, **facts):
     record = {"name": "x", **processes.this_process(), "machine": "elsewhere", "beat": 0}
     folder.write_json("lock-foreign.json", {**record, **facts})
+
+
+def is_lost(lock):
+    try:
+        lock.check()
+    except BusyError:
+        return True
+    return False
+
+
+def rob(lock):
+    """Remove a lock until its owner notices, who may be about to write it anew."""
+
+    def robbed():
+        lock._folder.remove(lock._file)
+        return is_lost(lock)
+
+    wait_until(robbed)
 
 
 @pytest.mark.parametrize("url", ["", "memory://locks"])
@@ -144,12 +164,13 @@ def test_another_process_with_the_same_number_is_not_the_owner(folder):
         assert "lock-old.json" not in lock_files(folder)
 
 
-def test_another_machine_that_beats_is_alive(folder, quick):
+def test_another_machine_that_beats_is_alive(folder, monkeypatch):
+    monkeypatch.setattr(locks, "SILENT_SECONDS", 30.0)
     write_foreign_lock(folder)
     ended = threading.Event()
 
     def beat():
-        for number in range(1000):
+        for number in itertools.count():
             if ended.wait(0.1):
                 return
             write_foreign_lock(folder, beat=number)
@@ -193,36 +214,63 @@ def test_a_lock_that_is_no_document_is_passed_over(folder):
 def test_owner_notices_that_it_was_robbed(folder, quick, removed):
     with locked(folder, "mine") as lock:
         lock.check()
-        [name] = lock_files(folder)
         write_foreign_lock(folder)
         if removed:
-            folder.remove(name)
-        time.sleep(0.6)
+            rob(lock)
+        else:
+            wait_until(lambda: is_lost(lock))
         with pytest.raises(BusyError, match="taken over"):
             lock.check()
     assert lock_files(folder) == ["lock-foreign.json"]
 
 
-def test_owner_survives_a_rival_that_gives_way(folder, quick):
+def test_owner_survives_a_rival_that_gives_way(folder, quick, monkeypatch):
+    look, seen = locks.Lock._others, []
+
+    def look_as_it_gives_way(lock):
+        found = look(lock)
+        seen.extend(found)
+        if len(seen) == locks.MOST_RIVALS:
+            folder.remove("lock-foreign.json")
+        return found
+
     with locked(folder, "mine") as lock:
+        monkeypatch.setattr(locks.Lock, "_others", look_as_it_gives_way)
         write_foreign_lock(folder)
-        folder.remove("lock-foreign.json")
-        time.sleep(0.3)
+        wait_until(lambda: len(seen) == locks.MOST_RIVALS)
+        n_beats = lock._record["beat"] + 2 * locks.MOST_RIVALS
+        wait_until(lambda: lock._record["beat"] > n_beats or is_lost(lock))
         lock.check()
+    assert seen == ["lock-foreign.json"] * locks.MOST_RIVALS
+
+
+def test_one_that_gave_way_comes_back_under_another_name(folder, monkeypatch):
+    """Whoever saw the old one go may still be about to remove it."""
+    write, names = Folder.write_json, []
+
+    def meet(self, name, value):
+        write(self, name, value)
+        names.append(name)
+        if len(names) == 1:
+            self.write_bytes("lock-rival.json", b"")
+
+    monkeypatch.setattr(Folder, "write_json", meet)
+    with locked(folder, "mine"):
+        folder.remove(names[0])
+        assert lock_files(folder) == names[1:]
+        assert len(names) == 2
 
 
 def test_a_robbed_fit_stops(tmp_path, quick):
     x = blobs_and_shapes(3000)[0]
     folder = Folder(str(tmp_path / "run"))
 
-    def rob(event):
+    def hear(event):
         if event.kind == "stage-start" and event.stage == "neighbors":
-            for name in lock_files(folder):
-                folder.remove(name)
-            time.sleep(0.5)
+            rob(locks._held[folder.url][1])
 
     with pytest.raises(BusyError, match="taken over"):
-        fit(x, folder.url, n_workers=0, progress=rob)
+        fit(x, folder.url, n_workers=0, progress=hear)
     expected = fit(x, n_workers=0).labels[:]
     np.testing.assert_array_equal(fit(x, folder.url, n_workers=0).labels[:], expected)
 

@@ -7,7 +7,9 @@ import logging
 import pickle
 import subprocess
 import sys
+import time
 import uuid
+from types import SimpleNamespace
 
 import boto3
 import distributed.protocol.pickle
@@ -33,6 +35,7 @@ from spore_dask.store import Folder, address, open_source
 from spore_dask.store.checksums import file_checksum
 from spore_dask.store.files import find_files
 from spore_dask.store.zarrs import PatientStore
+from tests import object_store
 from tests.object_store import FaultyStore
 
 SECRETS = {
@@ -371,7 +374,8 @@ class TestPatience:
 
     def test_is_limited(self, monkeypatch):
         slept = []
-        monkeypatch.setattr("time.sleep", slept.append)
+        clock = SimpleNamespace(sleep=slept.append, monotonic=time.monotonic)
+        monkeypatch.setattr(patience, "time", clock)  # its own: other threads sleep as well
 
         def act():
             raise OSError(errno.EREMOTEIO, "We encountered an internal error. Please try again.")
@@ -394,13 +398,14 @@ class TestPatience:
     def test_a_store_that_hangs_has_failed(self, folder, s3, monkeypatch, hasty):
         find_files.cache_clear()
         monkeypatch.setattr("spore_dask.store.files.TIMEOUT_SECONDS", 0.05)
+        monkeypatch.setattr(object_store, "SLOW_SECONDS", 10.0)
         s3.rate, s3.faults = 1.0, ("slow",)
         with pytest.raises(StoreError, match="imeout"):
             folder.read_json("a.json")
         find_files.cache_clear()
 
     def test_refusals_are_told_at_once(self, s3, folder, monkeypatch):
-        monkeypatch.setattr("time.sleep", None)
+        monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=time.monotonic))
 
         class NoCredentialsError(Exception):
             pass

@@ -25,6 +25,7 @@ from spore_dask.reporting import colors, distances, facts, maps, recipes, sample
 from spore_dask.reporting.samples import PointRows, SourceRows
 from spore_dask.runs import SUMMARY
 from spore_dask.store import open_source
+from tests.clusters import wait_until
 
 HOSTILE = """<img src=x onerror="hacked=1">&amp;'</script><script>hacked=1</script>"""
 
@@ -496,6 +497,7 @@ def browser():
 def open_page(browser, path, **options):
     """Open a report; return the page, and a list of all that it should not do."""
     page = browser.new_page(viewport={"width": 1280, "height": 900}, **options)
+    page.set_default_timeout(120_000)
     wrong = []
     page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -511,14 +513,32 @@ def open_page(browser, path, **options):
     )
     page.goto(address)
     if options.get("java_script_enabled", True):
-        page.wait_for_selector("html[data-ready]", timeout=30_000)
-        page.wait_for_timeout(300)
+        page.wait_for_selector("html[data-ready]")
+        page.wait_for_function("Bokeh.documents.every((one) => one.is_idle)")
     return page, wrong
 
 
 def pixels_of(page, selector):
     image = Image.open(io.BytesIO(page.locator(selector).screenshot())).convert("RGB")
     return np.asarray(image).reshape(-1, 3).astype(int)
+
+
+def wait_for_map(page, test):
+    """Wait until what is drawn passes a test of its pixels."""
+    wait_until(lambda: test(pixels_of(page, "#map")))
+
+
+def wait_for_plot(page, plot, theme, n_colors):
+    """Wait until a plot is drawn in a theme, in so many colours at least."""
+
+    def is_drawn():
+        found = pixels_of(page, plot)
+        bright = (found.min(axis=1) > 200).mean()
+        vivid = found[np.ptp(found, axis=1) > 40]
+        in_theme = bright > 0.5 if theme == "light" else bright < 0.02
+        return in_theme and len(np.unique(vivid // 32, axis=0)) >= n_colors
+
+    wait_until(is_drawn)
 
 
 @pytest.fixture(scope="module")
@@ -545,11 +565,7 @@ DOT = """() => {
 def test_the_map_is_drawn_in_both_themes(browser, written, town, theme):
     page, wrong = open_page(browser, written, color_scheme=theme)
     for plot, least in (("#map", 12), ("#sizes", 12), ("#reach", 4)):
-        found = pixels_of(page, plot)
-        bright = (found.min(axis=1) > 200).mean()
-        assert bright > 0.5 if theme == "light" else bright < 0.02, plot
-        vivid = found[np.ptp(found, axis=1) > 40]
-        assert len(np.unique(vivid // 32, axis=0)) >= least, plot
+        wait_for_plot(page, plot, theme, least)
     shown = open_run(town / "town.spore").summary["n_points"]
     assert page.inner_text("[data-name=n_points]") == f"{shown:,}"
     assert wrong == []
@@ -558,15 +574,14 @@ def test_the_map_is_drawn_in_both_themes(browser, written, town, theme):
 
 def test_the_switch_changes_the_theme(browser, written):
     page, wrong = open_page(browser, written, color_scheme="light")
+    wait_for_plot(page, "#map", "light", 12)
     first = pixels_of(page, "#map").mean()
     page.click("#theme")
-    page.wait_for_timeout(500)
-    assert pixels_of(page, "#map").mean() < first / 2
+    wait_for_map(page, lambda found: found.mean() < first / 2)
     assert page.inner_text("#theme") == "Light theme"
     page.click("#theme")
     page.emulate_media(color_scheme="dark")  # what was chosen stays
-    page.wait_for_timeout(500)
-    assert pixels_of(page, "#map").mean() == pytest.approx(first, rel=0.05)
+    wait_for_map(page, lambda found: found.mean() == pytest.approx(first, rel=0.05))
     assert wrong == []
     page.close()
 
@@ -616,8 +631,7 @@ def test_without_scripts_the_numbers_are_there(browser, written):
 def test_a_small_window_is_not_overrun(browser, written):
     page, wrong = open_page(browser, written)
     page.set_viewport_size({"width": 420, "height": 800})
-    page.wait_for_timeout(500)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 420
+    page.wait_for_function("document.documentElement.scrollWidth <= 420")
     assert wrong == []
     page.close()
 

@@ -28,7 +28,7 @@ pytest.importorskip("dask_jobqueue")
 
 def run(*command, env=None):
     return subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, timeout=90, env=env
+        [str(part) for part in command], capture_output=True, text=True, timeout=SECONDS, env=env
     )
 
 
@@ -140,11 +140,34 @@ def test_a_fit_through_the_shipped_script_equals_a_local_one(slurm, source, tmp_
     driver.wait(lambda: not driver.queue())  # workers end with their driver
 
 
+HOLDING = """#!{python}
+import pathlib, sys, time
+from pipelines.jobs import commands, records
+consumer_of = records.consumer_of
+def holding(progress, quiet):
+    tell = consumer_of(progress, quiet)
+    def hear(event):
+        tell(event)
+        if event.kind == "stage-start" and event.stage != "scan":
+            pathlib.Path({held!r}).touch()
+            time.sleep(600)
+    return hear
+records.consumer_of = holding
+commands.commands(sys.argv[sys.argv.index("pipelines") + 1 :])
+"""
+"""A Python for the script whose job goes no further than its first stage."""
+
+
 def test_a_cancelled_job_continues_when_it_is_submitted_again(slurm, source, tmp_path):
     path, labels = source
     driver = Driver(slurm, tmp_path, path)
+    held, holding = tmp_path / "held", tmp_path / "holding"
+    holding.write_text(HOLDING.format(python=sys.executable, held=str(held)))
+    holding.chmod(0o755)
+    plain, driver.env["PYTHON"] = driver.env["PYTHON"], str(holding)
     job = driver.submit()
-    driver.wait(lambda: "scan: done" in driver.text())
+    driver.wait(held.exists)
+    assert "scan: done" in driver.text()
     assert run("scancel", job, env=driver.env).returncode == 0
     driver.wait(lambda: not driver.queue())  # nor are its workers left
     assert driver.state(job)["JobState"] == "CANCELLED"
@@ -152,6 +175,7 @@ def test_a_cancelled_job_continues_when_it_is_submitted_again(slurm, source, tmp
     with pytest.raises(spore_dask.InputError):
         spore_dask.open_run(driver.output)
     before = len(driver.text())
+    driver.env["PYTHON"] = plain
     driver.run_to_the_end()
     np.testing.assert_array_equal(spore_dask.open_run(driver.output).labels[:], labels)
     assert "scan: done" not in driver.text()[before:], "what was done was not done again"
