@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from pipelines.costs.fitting import (
     OTHER,
     Growth,
     Measured,
+    Miss,
     all_loads,
     extrapolate,
     fit_model,
@@ -20,9 +22,9 @@ from pipelines.costs.fitting import (
     pace_name,
     runs_of,
 )
-from pipelines.costs.page import size_of, time_of, write_page
+from pipelines.costs.page import _errors, size_of, time_of, write_page
 from pipelines.costs.predicting import Case, disk_of, memory_of, predict, traffic_of
-from spore_dask import LimitError
+from spore_dask import LimitError, estimates
 from spore_dask.costs import ALONE, STAGES, Load, Pace, Size, loads, probed
 from spore_dask.jobs import find_job
 from spore_dask.memory import Shape
@@ -319,6 +321,62 @@ def test_the_page_gets_its_figures_between_the_marks(tmp_path):
         assert word in text
     for theme in ("light", "dark"):
         assert (tmp_path / f"scale.{theme}.png").stat().st_size > 10_000
+
+
+def off_by(factors):
+    """Return misses that are off by known factors in all stages."""
+    usual = [run for run in RUNS if run.usual]
+    return [
+        Miss(run, {stage: factor * seconds for stage, seconds in run.seconds.items()})
+        for run, factor in zip(usual, factors, strict=False)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("factors", "words"),
+    [
+        (
+            [0.7, 0.52, 0.9],
+            "3 of these 3 are too low, down to 0.5 times what was measured: expect larger fits to "
+            "take longer than is said here.",
+        ),
+        (
+            [0.7, 1.5, 1.2],
+            "1 of these 3 are too low, down to 0.7 and 2 of these 3 are too high, up to 1.5 times "
+            "what was measured.",
+        ),
+        ([1.26], "1 of these 1 are too high, up to 1.3 times what was measured."),
+        ([1.0], "None of them is off."),
+    ],
+)
+def test_the_page_says_in_which_direction_larger_fits_were_off(factors, words):
+    misses = off_by(factors)
+    assert _errors(misses, misses).endswith(f"\n\n{words}")
+
+
+def test_the_page_of_one_size_for_each_number_of_columns(tmp_path):
+    write_page(document_of([run for run in RUNS if run.n_points == 100_000]), tmp_path)
+    text = (tmp_path / "scale.md").read_text()
+    assert "| stage | left out: factor | share of the time |" in text
+    assert "from all others (left out).\n" in text
+    assert "nan" not in text
+    assert "larger half" not in text
+
+
+def test_the_page_of_a_single_run(tmp_path):
+    write_page(document_of(RUNS[:1]), tmp_path)
+    text = (tmp_path / "scale.md").read_text()
+    assert "There are too few fits" in text
+    assert "with 1 workers" in text
+    assert "nan" not in text
+
+
+def test_the_page_names_the_constants_of_estimate():
+    text = " ".join((Path(__file__).parents[1] / "docs" / "scale.md").read_text().split())
+    sent, task = 1000 * estimates.SENT_SECONDS, 1000 * estimates.TASK_SECONDS
+    piece, page = 1e6 * estimates.PIECE_SECONDS, 1e6 * estimates.PAGE_SECONDS
+    said = f"{sent:g} ms a message, {task:g} ms a task, {piece:g} us a piece and {page:g} us a page"
+    assert said in text
 
 
 def test_a_small_measurement_from_the_command_line(tmp_path, monkeypatch, capsys):

@@ -244,6 +244,8 @@ def leave_one_out(runs: Sequence[Measured], sent_seconds: float) -> list[Miss]:
     misses = []
     for run in runs:
         others = [other for other in runs if other is not run]
+        if not others:
+            continue
         model = fit_model(others, sent_seconds)
         if all(pace_name(stage, run.size) in model.paces for stage in BY_SEARCH):
             misses.append(Miss(run, model.seconds(run.size, run.n_workers)))

@@ -207,14 +207,14 @@ def _dispatch_seconds(client: Any, place: Path) -> float:
 
 
 class Watch:
-    """Count, for each step, its tasks, and what processes read, wrote and computed."""
+    """Count, for each step, its tasks, and what processes read and wrote."""
 
     def __init__(self, client: Any) -> None:
         self._pids = [os.getpid(), *client.run(os.getpid).values()]
         for pid in self._pids:
             with contextlib.suppress(OSError):  # peaks begin anew, where Linux lets them
                 Path(f"/proc/{pid}/clear_refs").write_text("5")
-        self._before = (0, 0, 0)
+        self._before = (0, 0)
         self.steps: dict[str, Document] = {}
 
     def __call__(self, event: Event) -> None:
@@ -222,26 +222,23 @@ class Watch:
         if event.kind == "stage-start":
             self._before = self._totals()
         if event.kind == "stage-end":
-            taken, left, ticks = np.subtract(self._totals(), self._before).tolist()
+            taken, left = np.subtract(self._totals(), self._before).tolist()
             self.steps[event.stage] = {
                 "n_tasks": event.n_tasks,
                 "seconds": event.seconds,
-                "busy_seconds": ticks / os.sysconf("SC_CLK_TCK"),
                 "in_nbytes": taken,
                 "out_nbytes": left,
             }
 
-    def _totals(self) -> tuple[int, int, int]:
-        """Return what all processes have read and written so far, and their ticks of time."""
-        totals = [0, 0, 0]
+    def _totals(self) -> tuple[int, int]:
+        """Return what all processes have read and written so far."""
+        totals = [0, 0]
         for pid in self._pids:
             with contextlib.suppress(OSError):  # systems without it
                 lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-                times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
                 totals[0] += int(lines[0].split()[1])
                 totals[1] += int(lines[1].split()[1])
-                totals[2] += int(times[11]) + int(times[12])
-        return totals[0], totals[1], totals[2]
+        return totals[0], totals[1]
 
     def of_stages(self) -> dict[str, Document]:
         """Return the sums over the steps of each stage."""
@@ -249,7 +246,7 @@ class Watch:
         for name, step in self.steps.items():
             if name not in OUTSIDE:
                 stage = found.setdefault(STAGE_OF.get(name, "graph"), {})
-                for fact in ("n_tasks", "busy_seconds", "in_nbytes", "out_nbytes"):
+                for fact in ("n_tasks", "in_nbytes", "out_nbytes"):
                     stage[fact] = stage.get(fact, 0) + step[fact]
         return found
 

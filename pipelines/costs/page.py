@@ -23,8 +23,8 @@ from pipelines.costs.fitting import (
     typical_factor,
 )
 from pipelines.costs.plots import draw
-from pipelines.costs.predicting import Case, Prediction, predict, traffic_of
-from pipelines.sections import picture, replace_section
+from pipelines.costs.predicting import EXACT_COLUMNS, Case, Prediction, predict, traffic_of
+from pipelines.sections import listed, picture, replace_section
 from spore_dask.costs import STAGES
 from spore_dask.memory import n_ranges
 
@@ -103,13 +103,15 @@ def _about(document: Document, runs: Sequence[Measured]) -> str:
         f"{max(run.n_points for run in runs if run.n_columns == n):,} x {n}"
         for n in sorted({run.n_columns for run in runs})
     ]
+    workers = listed(str(n) for n in sorted({run.n_workers for run in runs}))
     return (
-        f"{len(runs)} fits of generated float32 data with 1 and 2 workers, up to "
+        f"{len(runs)} fits of generated float32 data with {workers} workers, up to "
         f"{', '.join(largest)}; {machine['n_cores']} cores ({machine['processor']}), Python "
         f"{machine['python']}, {machine['date']}: `python -m pipelines.costs measure --out FILE && "
         "python -m pipelines.costs page --out FILE --docs docs`. A task that does nothing takes "
         f"{1000 * document['dispatch_seconds']:.1f} ms of the coordinator, the scheduler and the "
-        "disk for its receipt."
+        f"disk for its receipt. An exact search was asked for in up to {EXACT_COLUMNS} columns, an "
+        "approximate one in more."
     )
 
 
@@ -142,29 +144,57 @@ def _short(seconds: float) -> str:
 
 
 def _errors(left_out: Sequence[Miss], extrapolated: Sequence[Miss]) -> str:
-    """Say how far predictions were from what was measured."""
+    """Say how far predictions were from what was measured, as far as there are any."""
+    if not left_out:
+        return "There are too few fits to predict any of them from the others."
+    ways = [left_out, extrapolated] if extrapolated else [left_out]
     rows = []
     for stage in (*STAGES, OTHER):
-        cells = [stage]
-        for misses in (left_out, extrapolated):
-            ratios = [miss.said[stage] / max(miss.run.seconds[stage], 1e-3) for miss in misses]
-            cells += [f"{typical_factor(ratios):.2f}", f"{np.mean(_shares(misses, stage)):.0%}"]
-        rows.append([*cells[:2], cells[3], cells[2]])
-    whole = [typical_factor([m.factor for m in misses]) for misses in (left_out, extrapolated)]
-    rows.append(["whole", f"{whole[0]:.2f}", f"{whole[1]:.2f}", "100%"])
-    text = table(["stage", "left out: factor", "larger: factor", "share of the time"], rows)
+        factors = [typical_factor(_ratios(misses, stage)) for misses in ways]
+        share = f"{np.mean(_shares(left_out, stage)):.0%}"
+        rows.append([stage, *(f"{factor:.2f}" for factor in factors), share])
+    whole = [typical_factor([miss.factor for miss in misses]) for misses in ways]
+    rows.append(["whole", *(f"{factor:.2f}" for factor in whole), "100%"])
+    names = ["left out: factor", "larger: factor"][: len(ways)]
+    larger = ", and the larger half of the sizes from the smaller half (larger)"
+    return (
+        "Half of the predictions are within this factor of what was measured: each run predicted "
+        f"from all others (left out){larger if extrapolated else ''}.\n\n"
+        + table(["stage", *names, "share of the time"], rows)
+        + _larger([miss for miss in extrapolated if miss.run.usual])
+    )
+
+
+def _larger(misses: Sequence[Miss]) -> str:
+    """List what was said of larger fits, and say in which direction that was off."""
+    if not misses:
+        return ""
     lines = [
         f"- {miss.run.name}: said {time_of(sum(miss.said.values()))}, took "
         f"{time_of(sum(miss.run.seconds.values()))}"
-        for miss in extrapolated
-        if miss.run.usual
+        for miss in misses
     ]
-    return (
-        "Half of the predictions are within this factor of what was measured: each run predicted "
-        "from all others (left out), and the larger half of the sizes from the smaller half "
-        f"(larger).\n\n{text}\n\nThe larger half, predicted from the smaller:\n\n"
-        + "\n".join(lines)
-    )
+    head = "\n\nThe larger half, predicted from the smaller:\n\n" + "\n".join(lines)
+    return f"{head}\n\n{_direction([miss.factor for miss in misses])}"
+
+
+def _direction(factors: Sequence[float]) -> str:
+    """Say how many predictions were too low and too high, and how far the farthest was."""
+    low, high = [f for f in factors if f < 1], [f for f in factors if f > 1]
+    parts = []
+    if low:
+        parts.append(f"{len(low)} of these {len(factors)} are too low, down to {min(low):.1f}")
+    if high:
+        parts.append(f"{len(high)} of these {len(factors)} are too high, up to {max(high):.1f}")
+    if not parts:
+        return "None of them is off."
+    more = "" if high else ": expect larger fits to take longer than is said here"
+    return f"{' and '.join(parts)} times what was measured{more}."
+
+
+def _ratios(misses: Sequence[Miss], stage: str) -> list[float]:
+    """Return what was said of a stage over what it took, for each run."""
+    return [miss.said[stage] / max(miss.run.seconds[stage], 1e-3) for miss in misses]
 
 
 def _shares(misses: Sequence[Miss], stage: str) -> list[float]:

@@ -119,5 +119,6 @@ def write_machine(out: Path, arguments: Iterable[str]) -> None:
 
 
 def _nameless(argument: str) -> str:
-    """Leave the folders out of a path, which differ from machine to machine."""
-    return Path(argument).name if Path(argument).is_absolute() else argument
+    """Leave the folders out of a path, also in --option=path: they differ between machines."""
+    option, sign, value = argument.partition("=") if argument[:1] == "-" else ("", "", argument)
+    return option + sign + (Path(value).name if Path(value).is_absolute() else value)

@@ -5,9 +5,9 @@ whatever is asked for at once, and fewer rows are the first of more. Reads nothi
 array, or a .npy file, and the true labels as .npy. Memory: a few units.
 
 Two columns have blobs, stretched blobs, rings with or without a core, pairs of moons and spirals.
-More columns have curved sheets, of 2 to 4 dimensions in 8 columns, and of 6 to 12 in more, where
-they lie in a space of 16 dimensions that is bent into all columns, as embeddings are. Sizes vary
-by 20, densities by much more, and 3 % of the rows are background, label -1.
+More columns have curved sheets, of 2 to 4 dimensions in up to 32 columns, and of 6 to 12 in more,
+where they lie in a space of 16 dimensions that is bent into all columns, as embeddings are. Sizes
+vary by 20, densities by much more, and 3 % of the rows are background, label -1.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SHEETS_APART = 0.8
 SHEET_WIDTH = 0.05
 """Thickness of a sheet, over its radius."""
 LATENT_COLUMNS = 16
-"""Dimensions of the space that is bent into 64 columns and more."""
+"""Dimensions of the space that is bent into more than twice as many columns."""
 NOISE = 0.02
 """What is added to each row of a bent space: its length, over that of the smallest radius."""
 GAP = (1.15, 1.45)
@@ -99,7 +99,7 @@ def mixture(n_columns: int, seed: int = 0) -> Mixture:
     Parameters
     ----------
     n_columns : int
-        2 for shapes in the plane; from 3 on sheets; from 32 on these lie in a bent space.
+        2 for shapes in the plane; from 3 on sheets; beyond 32 these lie in a bent space.
     seed : int
         Seed of the clusters and of their points.
     """

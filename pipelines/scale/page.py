@@ -14,6 +14,7 @@ from typing import Any
 
 from pipelines.scale.cells import ABSENT, NOT_TRIED, OVER_MEMORY, Result, read_results
 from pipelines.scale.contestants import CONTESTANTS, N_SAMPLED, OURS, TUNED
+from pipelines.scale.generating import BACKGROUND_SHARE, mixture
 from pipelines.scale.plots import draw_memory, draw_time
 from pipelines.sections import listed, picture, replace_section
 from spore_dask import InputError
@@ -47,7 +48,6 @@ def introduction(machine: dict[str, Any], results: list[Result]) -> str:
     packages = ", ".join(sorted({*versions.values(), *spelled(machine["versions"])}))
     commands = listed([f"`{command}`" for command in machine["commands"]])
     cap = max(result.memory_limit or 0 for result in results)
-    factors = [result.factor or 0 for result in results]
     return (
         f"{commands} ({machine['date']}; {machine['processor']}, "
         f"{machine['n_cores']} cores, {size(machine['memory_nbytes'])}; Python "
@@ -57,13 +57,26 @@ def introduction(machine: dict[str, Any], results: list[Result]) -> str:
         "every 50 ms; who has more is ended. Ours reads Zarr and writes a run to disk, the others "
         "read a .npy file through a memory map. Time counts from the first byte that is loaded to "
         "the labels; imports, and compilation on a few other rows, come before. Ours runs first, "
-        f"with its defaults; the others then have {span(factors, 'g')} times as long, and a "
-        "minute at least; who runs over time or memory is not tried with more points. "
+        f"with its defaults; {time_limits(results)}; who runs over time or memory is not tried "
+        "with more points. "
         "K-means is told the true number of clusters; HDBSCAN gets our minimum cluster size, and "
         "our density neighbours as `min_samples`. The adjusted Rand index leaves out the 3 % of "
         "rows that are background, counts what is labelled as noise as one cluster, "
         f"and takes a sample where there are more than a million. {N_SAMPLED:,} rows of a sample "
         "are clustered by fast_hdbscan; all others take the label of the nearest of them."
+    )
+
+
+def time_limits(results: list[Result]) -> str:
+    """Say how long the others may take: it follows ours, up to the limit that all have."""
+    factors = span([result.factor or 0 for result in results], "g")
+    caps = [result.limit_seconds for result in results if result.ours and result.limit_seconds]
+    least = f"the others then have {factors} times as long, a minute at least"
+    if not caps:
+        return least
+    return (
+        f"{least}, but like ours never more than {span(caps, 'g')} s, which is what they have "
+        "where ours did not finish"
     )
 
 
@@ -137,14 +150,16 @@ def rivals(cell: list[Result], kind: str) -> list[Result]:
 
 
 def finished(cells: dict[tuple[int, int], list[Result]]) -> list[str]:
-    """Say how many cells ours has finished, and in how much memory."""
-    done = [ours for cell in cells.values() if (ours := ours_of(cell))]
-    tried = sum(any(r.contestant == OURS for r in cell) for cell in cells.values())
-    peak = max((result.peak_nbytes or 0 for result in done), default=0)
-    return [
-        f"Ours finished {len(done)} of {tried} cells; its largest process had {size(peak)} of "
-        "private memory."
-    ]
+    """Say how many cells ours has finished, and in how much memory, finished or not."""
+    tried = [r for cell in cells.values() for r in cell if r.contestant == OURS]
+    peaks = [result.peak_nbytes for result in tried if result.peak_nbytes]
+    had = f"; its largest process had {size(max(peaks))} of private memory" if peaks else ""
+    return [f"Ours finished {sum(r.done for r in tried)} of {len(tried)} cells{had}."]
+
+
+def is_contested(cell: list[Result]) -> bool:
+    """Say whether a density-based peer had a chance in a cell: it was there to be tried."""
+    return any(not r.ours and r.kind == "density" and r.outcome != ABSENT for r in cell)
 
 
 def fastest(cells: dict[tuple[int, int], list[Result]]) -> list[str]:
@@ -152,7 +167,9 @@ def fastest(cells: dict[tuple[int, int], list[Result]]) -> list[str]:
     won = {}
     for at, cell in cells.items():
         ours, others = ours_of(cell), rivals(cell, "density")
-        if ours and (not others or (ours.seconds or 0) <= (others[0].seconds or 0)):
+        if not ours or not is_contested(cell):
+            continue
+        if not others or (ours.seconds or 0) <= (others[0].seconds or 0):
             won[at] = others[0].seconds / ours.seconds if others else None
     ratios = [ratio for ratio in won.values() if ratio]
     alone = [at for at, ratio in won.items() if ratio is None]
@@ -200,11 +217,16 @@ def spent(ours: Result) -> str:
 
 def sampled(cells: dict[tuple[int, int], list[Result]]) -> list[str]:
     """Say where a sample with nearest neighbours is faster, and how well it clusters."""
-    ahead = {}
+    ahead, compared = {}, False
     for at, cell in cells.items():
         ours, others = ours_of(cell), rivals(cell, "sample")
-        if ours and others and (others[0].seconds or 0) < (ours.seconds or 0):
+        if not ours or not others:
+            continue
+        compared = True
+        if (others[0].seconds or 0) < (ours.seconds or 0):
             ahead[at] = (others[0].ari or 0) - (ours.ari or 0)
+    if not compared:
+        return []
     if not ahead:
         return ["HDBSCAN on a sample, with nearest neighbours, is nowhere faster than ours."]
     return [
@@ -215,14 +237,17 @@ def sampled(cells: dict[tuple[int, int], list[Result]]) -> list[str]:
 
 def centres(cells: dict[tuple[int, int], list[Result]]) -> list[str]:
     """Say where K-means is faster, and how well it clusters."""
-    ahead, scores, own = set(), [], []
+    ahead, scores, own, compared = set(), [], [], False
     for at, cell in cells.items():
         ours = ours_of(cell)
         for result in rivals(cell, "centres") if ours else []:
+            compared = True
             if ours and (result.seconds or 0) < (ours.seconds or 0):
                 ahead.add(at)
                 scores.append(result.ari or 0)
                 own.append(ours.ari or 0)
+    if not compared:
+        return []
     if not ahead:
         return ["K-means is nowhere faster than ours."]
     return [
@@ -247,15 +272,15 @@ def better(cells: dict[tuple[int, int], list[Result]]) -> list[str]:
 
 
 def parted(ours: Result, best: Result) -> str:
-    """Say how our clusters differ from those of a better result."""
-    own, other = ours.n_clusters or 0, best.n_clusters or 0
-    how = "it splits what belongs together" if own > other else "it joins what is apart"
-    if own == other:
-        how = "its clusters end elsewhere"
-    return (
-        f"{how}, {own} clusters and {ours.noise or 0:.1%} noise where {best.title} has {other} and "
-        f"{best.noise or 0:.1%}"
+    """Say how many clusters ours and a better result have, and how many there are."""
+    text = (
+        f"it has {ours.n_clusters or 0} clusters and {ours.noise or 0:.1%} noise where "
+        f"{best.title} has {best.n_clusters or 0} and {best.noise or 0:.1%}"
     )
+    if ours.seed is None:
+        return text
+    n_true = mixture(ours.n_columns, ours.seed).n_clusters
+    return f"{text}, and the data {n_true} and {BACKGROUND_SHARE:.1%}"
 
 
 def chosen(cell: list[Result]) -> str:
