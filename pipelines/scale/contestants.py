@@ -37,6 +37,8 @@ FEW_COLUMNS = 16
 """Up to here trees find neighbours; beyond, approximate searches do."""
 CHUNK_NBYTES = 32 << 20
 """Size of the blocks that dask-ml reads, at most; there are eight at least."""
+WIDE_PERCENTILE = 80
+"""In place of the default, 50."""
 N_WARM, N_WARM_CLUSTERS = 2000, 8
 """Rows that all compile on."""
 PARENT_SECONDS = 0.5
@@ -119,6 +121,14 @@ def cluster_ours(job: Job, source: Any, **options: Any) -> tuple[Labels, dict[st
 def cluster_tuned(job: Job, source: Any) -> tuple[Labels, dict[str, Any]]:
     """Fit with parameters that it chooses itself, without labels, among 30 configurations."""
     return cluster_ours(job, source, params="auto")
+
+
+def cluster_wide(job: Job, source: Any) -> tuple[Labels, dict[str, Any]]:
+    """Fit with a wider threshold than the default, which breaks up what is one cluster here.
+
+    Found with the true labels at hand, among a few values and 10^5 rows in 2 and 8 columns.
+    """
+    return cluster_ours(job, source, z_percentile=WIDE_PERCENTILE)
 
 
 def cluster_author(job: Job, source: Any, **options: Any) -> tuple[Labels, dict[str, Any]]:
@@ -239,8 +249,9 @@ def read_block(source: str, block_info: Any = None) -> NDArray[np.float32]:
     return np.array(mapped(source)[first:last])
 
 
-OURS, TUNED = "spore_dask", "spore_dask_tuned"
-"""The one that others are compared with, and the same with parameters that it chose itself."""
+OURS, TUNED, WIDE = "spore_dask", "spore_dask_tuned", "spore_dask_wide"
+"""The one that others are compared with, and the same with parameters that it chose itself, or
+with one that was chosen for it."""
 CONTESTANTS = {
     contestant.name: contestant
     for contestant in (
@@ -249,6 +260,8 @@ CONTESTANTS = {
         Contestant(TUNED, "spore_dask, parameters chosen", "spore-dask",
                    "spore_dask", cluster_tuned, "density", ours=True, optional=True,
                    n_crowd=20_000),
+        Contestant(WIDE, f"spore_dask, z_percentile={WIDE_PERCENTILE}", "spore-dask", "spore_dask",
+                   cluster_wide, "density", ours=True, optional=True, n_crowd=20_000),
         Contestant("fast_hdbscan", "fast_hdbscan", "fast-hdbscan", "fast_hdbscan",
                    cluster_fast_hdbscan, "density"),
         Contestant("hdbscan", "hdbscan", "hdbscan", "hdbscan", cluster_hdbscan, "density"),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.scale.cells import ABSENT, NOT_TRIED, OVER_MEMORY, Result, read_results
-from pipelines.scale.contestants import CONTESTANTS, N_SAMPLED, OURS, TUNED
+from pipelines.scale.contestants import CONTESTANTS, N_SAMPLED, OURS, TUNED, WIDE, WIDE_PERCENTILE
 from pipelines.scale.generating import BACKGROUND_SHARE, mixture
 from pipelines.scale.plots import draw_memory, draw_time
 from pipelines.sections import listed, picture, replace_section
@@ -284,13 +284,17 @@ def parted(ours: Result, best: Result) -> str:
 
 
 def chosen(cell: list[Result]) -> str:
-    """Say what parameters that were chosen without labels do instead of the defaults."""
-    tuned = next((r for r in cell if r.contestant == TUNED and r.done), None)
-    if tuned is None:
-        return ""
-    return (
-        f"; with parameters that `tune` chose, without labels, it has {tuned.ari:.3f} with "
-        f"{tuned.n_clusters} clusters, in {seconds(tuned.seconds)}"
+    """Say what other parameters do instead of the defaults."""
+    ways = {
+        TUNED: "with parameters that `tune` chose, without labels,",
+        WIDE: f"with z_percentile={WIDE_PERCENTILE} in place of 50, chosen with labels at hand,",
+    }
+    done = {result.contestant: result for result in cell if result.done}
+    return "".join(
+        f"; {way} it has {done[name].ari:.3f} with {done[name].n_clusters} clusters, in "
+        f"{seconds(done[name].seconds)}"
+        for name, way in ways.items()
+        if name in done
     )
 
 

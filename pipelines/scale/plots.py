@@ -14,10 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pipelines.scale.cells import ABSENT, NOT_TRIED, Result
-from pipelines.scale.contestants import CONTESTANTS, OURS, TUNED
+from pipelines.scale.contestants import CONTESTANTS, OURS, TUNED, WIDE
 
 THEMES = {"light": ("white", "#24292f"), "dark": ("#0d1117", "#e6edf3")}
-OUR_COLORS = {OURS: "#d6336c", TUNED: "#f783ac"}
+OUR_COLORS = {OURS: "#d6336c", TUNED: "#f783ac", WIDE: "#9c36b5"}
 STYLES = {"density": "-", "sample": "--", "centres": ":"}
 """Lines of each kind of contestant."""
 DPI = 110
