@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spore_dask import ParameterError, exact, search
-from spore_dask.kernels import cells, copies
+from spore_dask.kernels import cells, copies, nearest
 from spore_dask.search import neighbor_rows
 from tests import naive
 from tests.strategies import point_sets
@@ -35,6 +35,42 @@ def test_cells_equal_brute_force(points, data):
 def test_products_equal_brute_force(points, data):
     k = data.draw(st.integers(1, len(points) - 1))
     assert_rows_equal(by_products(points, k), points, k)
+
+
+DISTANCES = {
+    "apart": lambda rng, n: rng.lognormal(sigma=2, size=n),
+    "ties": lambda rng, n: rng.integers(0, 4, n) / 3,
+    "nearly equal": lambda rng, n: 1 + rng.integers(0, 50, n) * 1e-7,
+    "equal": lambda rng, n: np.full(n, 0.25),
+    "zeros": lambda rng, n: np.zeros(n),
+    "infinite": lambda rng, n: np.where(rng.random(n) < 0.6, np.inf, rng.random(n)),
+}
+
+
+@pytest.mark.parametrize("kind", DISTANCES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("k", [1, 7, 38, nearest.MOST_RANKED + 1])
+def test_the_nearest_candidates_by_distance_and_row(kind, dtype, k):
+    rng = np.random.default_rng(k)
+    buffers = nearest.new_buffers(3, k, np.dtype(dtype), np.uint32)
+    entries = []
+    for query, n_found in enumerate((k, k + 1, buffers.capacity)):
+        here = slice(query * buffers.capacity, query * buffers.capacity + n_found)
+        buffers.distances[here] = DISTANCES[kind](rng, n_found)
+        buffers.rows[here] = rng.permutation(10**6)[:n_found]
+        buffers.points[here] = rng.permutation(10**6)[:n_found]
+        buffers.counts[query] = n_found
+        entries.append([array[here].tolist() for array in buffers[1:4]])
+    near, neighbors = np.zeros((3, k + 1), dtype), np.zeros((3, k + 1), np.uint32)
+    nearest.cut_all(buffers, 0, 2, k)
+    assert nearest.finish(buffers, np.arange(3), np.arange(3), k, False, neighbors, near) == 3
+    for query, found in enumerate(entries):
+        expected = sorted(zip(*found, strict=True))[:k]
+        assert near[query, 1:].tolist() == [distance for distance, _, _ in expected]
+        assert neighbors[query, 1:].tolist() == [point for _, _, point in expected]
+    farthest = near[:, -1]
+    wider, further = buffers.slack
+    np.testing.assert_array_equal(buffers.limits[:2], (farthest * farthest * wider + further)[:2])
 
 
 KINDS = {
