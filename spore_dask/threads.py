@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import math
 import os
 import threading
@@ -11,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 _held = threading.local()
 
@@ -30,6 +33,13 @@ def in_threads(
         return [task(item) for item in items]
     with ThreadPoolExecutor(limit or n_threads()) as pool:
         return list(pool.map(task, items))
+
+
+def one_product_thread() -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which products have one thread, and so the same bits as in any worker."""
+    importlib.import_module("scipy.linalg.cython_blas")  # has the products of kernels
+    limited: contextlib.AbstractContextManager[Any] = threadpool_limits(limits=1, user_api="blas")
+    return limited
 
 
 def scratch(name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from threadpoolctl import threadpool_info
 
 from spore_dask import engine as engine_module
 from spore_dask.engine import WINDOW, Engine, WorkerLostError, open_engine, settings
@@ -136,6 +137,15 @@ def grow(n_nbytes, seconds, item):
 
 
 # In this process
+
+
+def n_product_threads(item):
+    return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+
+def test_products_in_this_process_have_one_thread_as_in_workers():
+    with open_engine(n_workers=0) as here:
+        assert here.run("products", n_product_threads, [0], needs_nbytes=1) == [{1}]
 
 
 def test_in_this_process():

@@ -49,19 +49,21 @@ DISTANCES = {
 
 @pytest.mark.parametrize("kind", DISTANCES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("k", [1, 7, 38, nearest.MOST_RANKED + 1])
-def test_the_nearest_candidates_by_distance_and_row(kind, dtype, k):
+@pytest.mark.parametrize("number_dtype", [np.uint32, np.int64])
+@pytest.mark.parametrize("k", [1, 7, 38, nearest.MOST_RANKED, nearest.MOST_RANKED + 1])
+def test_the_nearest_candidates_by_distance_and_row(kind, dtype, number_dtype, k):
     rng = np.random.default_rng(k)
-    buffers = nearest.new_buffers(3, k, np.dtype(dtype), np.uint32)
+    buffers = nearest.new_buffers(3, k, np.dtype(dtype), number_dtype)
     entries = []
     for query, n_found in enumerate((k, k + 1, buffers.capacity)):
         here = slice(query * buffers.capacity, query * buffers.capacity + n_found)
         buffers.distances[here] = DISTANCES[kind](rng, n_found)
-        buffers.rows[here] = rng.permutation(10**6)[:n_found]
+        most = np.iinfo(number_dtype).max
+        buffers.rows[here] = most - rng.permutation(10**6)[:n_found]
         buffers.points[here] = rng.permutation(10**6)[:n_found]
         buffers.counts[query] = n_found
         entries.append([array[here].tolist() for array in buffers[1:4]])
-    near, neighbors = np.zeros((3, k + 1), dtype), np.zeros((3, k + 1), np.uint32)
+    near, neighbors = np.zeros((3, k + 1), dtype), np.zeros((3, k + 1), number_dtype)
     nearest.cut_all(buffers, 0, 2, k)
     assert nearest.finish(buffers, np.arange(3), np.arange(3), k, False, neighbors, near) == 3
     for query, found in enumerate(entries):

@@ -15,6 +15,7 @@ from spore_dask.engine.settings import FETCH_TIMEOUT
 from spore_dask.engine.steps import Steps
 from spore_dask.engine.watching import Watch
 from spore_dask.progress import Consumer, ignore
+from spore_dask.threads import one_product_thread
 
 Item = TypeVar("Item")
 Receipt = TypeVar("Receipt")
@@ -170,10 +171,12 @@ class Engine:
             return
         for number, item in enumerate(items):
             try:
-                yield number, measure(task, item)
+                with one_product_thread():
+                    outcome = measure(task, item)
             except Exception as error:
                 error.add_note(steps.name(number, item))
                 raise
+            yield number, outcome
 
 
 async def _awaited(call: Callable[[], Any]) -> Any:

@@ -157,10 +157,10 @@ def _keep_within(distances, rows, points, first, n_found, limit):
 
 
 @part
-def _largest(distances, first, k):
-    """Return the largest of k distances."""
+def _largest(distances, first, n_found):
+    """Return the largest of some distances."""
     largest = distances[first]
-    for i in range(first + 1, first + k):
+    for i in range(first + 1, first + n_found):
         largest = max(largest, distances[i])
     return largest
 
@@ -199,7 +199,8 @@ def finish(buffers, queries, places, k, by_row, neighbors, distances):
         Whether neighbours are named by input row or by point number.
     neighbors, distances : arrays (n, k + 1)
 
-    Returns the number of rows written: a query that has met fewer than k gets none.
+    Returns the number of rows written: a query that has met fewer than k gets none. Whoever
+    searches offers each point once.
     """
     capacity, near, rows, points, counts = buffers[:5]
     n_written = 0

@@ -37,6 +37,7 @@ from spore_dask.partitions import (
 from spore_dask.points import BOXES, Points, write_cells, write_part, write_tree
 from spore_dask.store import Folder, RowFiles, Source
 from spore_dask.tasks import Receipt, Work, run_stage, run_work
+from spore_dask.threads import one_product_thread
 
 COPIES_PER_TASK = 1 << 20
 
@@ -133,7 +134,8 @@ def _grow_tree(spec: PartitionSpec, sample: NDArray[np.floating]) -> Tree | Mean
     """Grow the tree that shares out the points: cuts of columns, or hyperplanes between means."""
     if spec.kind == BOXES or not len(sample):
         return build_tree(sample, spec.shape.n_partitions)
-    return build_means_tree(sample, spec.shape.n_partitions, spec.seed)
+    with one_product_thread():
+        return build_means_tree(sample, spec.shape.n_partitions, spec.seed)
 
 
 @dataclasses.dataclass(frozen=True)
