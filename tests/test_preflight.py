@@ -54,7 +54,7 @@ def start(cluster):
         wait_until(lambda: n_there(cluster) == len(started))
         return started[-1]
 
-    assert n_there(cluster) == 0
+    wait_until(lambda: n_there(cluster) == 0)  # the scheduler may still hear of an earlier one
     yield start
     for process in started:
         process.kill()
