@@ -514,7 +514,7 @@ def open_page(browser, path, **options):
     page.goto(address)
     if options.get("java_script_enabled", True):
         page.wait_for_selector("html[data-ready]")
-        page.wait_for_function("Bokeh.documents.every((one) => one.is_idle)")
+        wait_until(lambda: page.evaluate("Bokeh.documents.every((one) => one.is_idle)"))
     return page, wrong
 
 
@@ -604,7 +604,7 @@ def test_pointing_and_zooming(browser, written, town):
         page.mouse.wheel(0, -200)
         page.wait_for_timeout(100)
     page.keyboard.up("Control")
-    page.wait_for_function(f"({DOT})().alpha > 0.3")
+    wait_until(lambda: page.evaluate(f"({DOT})().alpha > 0.3"))
     assert wrong == []
     page.close()
 
@@ -631,7 +631,7 @@ def test_without_scripts_the_numbers_are_there(browser, written):
 def test_a_small_window_is_not_overrun(browser, written):
     page, wrong = open_page(browser, written)
     page.set_viewport_size({"width": 420, "height": 800})
-    page.wait_for_function("document.documentElement.scrollWidth <= 420")
+    wait_until(lambda: page.evaluate("document.documentElement.scrollWidth <= 420"))
     assert wrong == []
     page.close()
 
