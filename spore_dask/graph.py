@@ -292,6 +292,8 @@ def search_graph(engine: Engine, folder: Folder, plan: Plan, scanned: Scan, sear
     target = graph_folder(folder, plan, scanned, search)
     known = is_done(points_folder(folder, plan, scanned, search))
     if not known or target.read_json(POINTER) is None:
+        parts = scanned.folder, points_folder(folder, plan, scanned, search), target
+        plan.check_disk(folder, *parts, *plan.data.written())
         points = _partition(engine, folder, plan, scanned, search)
         if search in EXACT:
             found = search_exactly(engine, target, _neighbor_spec(plan, points, search))
@@ -341,6 +343,8 @@ def _approximate_spec(plan: Plan, points: Points, search: str) -> ApproximateSpe
 def scan_source(engine: Engine, folder: Folder, plan: Plan) -> Scan:
     """Read and check the source; of one that is refused, nothing stays."""
     target = scan_folder(folder, plan)
+    if not is_done(target):
+        plan.check_disk(folder, target, *plan.data.written())
     with remembered(folder, plan.data.source):
         if not is_done(target):
             plan.data.write(engine, plan.memory()["scan"])

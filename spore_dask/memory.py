@@ -106,6 +106,11 @@ class Shape:
         return 4 if self.n_points <= 2**32 else 8
 
     @property
+    def listed_nbytes(self) -> int:
+        """Bytes of a neighbour in the lists of an approximate search, where numbers have signs."""
+        return 4 if self.n_points < 2**31 else 8
+
+    @property
     def point_nbytes(self) -> int:
         """Bytes of a point with its row."""
         return self.n_columns * self.itemsize + self.number_nbytes
@@ -268,7 +273,7 @@ def approximate_nbytes(shape: Shape) -> int:
     Two partitions, lists three times, their buffers, the probes, and one shard of the graph.
     """
     width, n_points = shape.k + LIST_MARGIN, shape.most_points
-    entry = shape.itemsize + shape.number_nbytes
+    entry = shape.itemsize + shape.listed_nbytes
     lists = n_points * width * (3 * entry + 3 * (entry + 1))
     points = 2 * n_points * shape.n_columns * shape.itemsize
     graph = 2 * shape.shard_rows * shape.row_nbytes
@@ -379,7 +384,7 @@ def disk_nbytes(shape: Shape, copied_nbytes: int, may_approximate: bool) -> int:
     """
     points = shape.n_points * shape.point_nbytes * 21 // 20 + shape.sample_size * shape.point_nbytes
     graph = shape.n_points * (shape.row_nbytes + shape.number_nbytes)
-    entry = shape.itemsize + shape.number_nbytes + 1
+    entry = shape.itemsize + shape.listed_nbytes + 1
     lists = shape.n_points * (shape.k + LIST_MARGIN) * entry
     work = graph + lists if may_approximate else graph
     return points + max(points + copied_nbytes, work, 3 * lists if may_approximate else 0)

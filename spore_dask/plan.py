@@ -133,7 +133,7 @@ class Plan:
     disk_free: int | None
     """Bytes free where the run goes, if that is known."""
     disk_used: int
-    """Bytes that are there already, of this run or others."""
+    """Bytes that are there already, of this run or others: what it can reuse at most."""
 
     @property
     def disk_nbytes(self) -> int:
@@ -208,6 +208,12 @@ class Plan:
         """Refuse what cannot work."""
         refuse_memory(self.memory(), self.memory_limit, self.reason)
         refuse_disk(self.disk_nbytes - self.disk_used, self.disk_free)
+
+    def check_disk(self, folder: Folder, *reused: Folder) -> None:
+        """Refuse a disk without room for all but the stages that this run takes up again."""
+        if (free := disk_free(folder)) is not None:
+            found = sum(stage.nbytes() for stage in reused)
+            refuse_disk(self.disk_nbytes - found, free)
 
     def reason(self, stage: str, needed: str) -> str:
         """Say why a stage needs so much, and what to change."""

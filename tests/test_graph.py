@@ -344,11 +344,31 @@ def test_a_chunk_beyond_the_limit_is_refused(tmp_path):
 
 
 def test_a_full_disk_is_refused(tmp_path, monkeypatch):
-    usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    leave_on_disk(monkeypatch, 1000)
     with pytest.raises(LimitError, match=r"needs .* of disk, but 0.98 kiB are free"):
         build_graph(crowd(4000), tmp_path / "out", 5, n_workers=0)
     assert not (tmp_path / "out").exists()
+
+
+def leave_on_disk(monkeypatch, free):
+    usage = type("Usage", (), {"free": free})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+
+
+def test_only_what_is_reused_counts_on_a_full_disk(tmp_path, monkeypatch):
+    source, out = write_zarr(tmp_path / "x.zarr", crowd(4000), 1000), tmp_path / "out"
+    first = build_graph(source, out, 30, n_workers=0)
+    graph_nbytes = 4000 * 5 * 8
+    leave_on_disk(monkeypatch, graph_nbytes // 2)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(LimitError, match=r"needs .* of disk, but .* are free"):
+        build_graph(source, out, 5, n_workers=0)
+    with pytest.raises(LimitError, match=r"needs .* of disk, but .* are free"):
+        build_graph(source, out, 5, seed=7, n_workers=0)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert build_graph(source, out, 30, n_workers=0).path == first.path
+    leave_on_disk(monkeypatch, 2 * graph_nbytes)
+    assert build_graph(source, out, 5, n_workers=0).k == 5
 
 
 def test_the_plan_says_what_it_needs(tmp_path):

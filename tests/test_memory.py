@@ -1,9 +1,11 @@
 import dataclasses
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spore_dask import memory
+from spore_dask.probing import number_dtype
 
 sizes = st.tuples(
     st.integers(2, 2**40), st.integers(1, 5000), st.sampled_from([4, 8]), st.integers(1, 500)
@@ -32,6 +34,12 @@ def test_partitions_and_shards_stay_small_by_default(sizes):
 def test_numbers_widen():
     assert memory.shape_of(2**32, 2, 4, 10).number_nbytes == 4
     assert memory.shape_of(2**32 + 1, 2, 4, 10).number_nbytes == 8
+
+
+@pytest.mark.parametrize("n_points", [2**31 - 1, 2**31, 2**32 + 1])
+def test_numbers_in_lists_are_planned_as_they_are_kept(n_points):
+    shape = memory.shape_of(n_points, 2, 4, 10)
+    assert shape.listed_nbytes == number_dtype(n_points).itemsize
 
 
 def test_small_data_still_has_parts_for_workers():
