@@ -26,6 +26,7 @@ from spore_dask.errors import InputError, ParameterError
 from spore_dask.graph import (
     FORMAT,
     Graph,
+    check_disk,
     choose_index,
     graph_folder,
     points_folder,
@@ -38,7 +39,7 @@ from spore_dask.jobs import Job
 from spore_dask.orders import Order
 from spore_dask.params import ResolvedParams
 from spore_dask.pilot import CELLS, EXACT
-from spore_dask.plan import FitPlan
+from spore_dask.plan import FitPlan, disk_free, refuse_disk
 from spore_dask.points import CACHE
 from spore_dask.runs import (
     POINTER,
@@ -141,6 +142,8 @@ class Fit:
         plan = plan.exact() if search in EXACT else plan
         if search != CELLS or not self._few_fragments(plan, scanned, search):
             plan = plan.whole()
+        later = plan.order_disk_nbytes + plan.labels_disk_nbytes
+        check_disk(job.folder, plan, scanned, search, later)
         for find in (graph_folder, points_folder):
             self._start_afresh(find(job.folder, plan, scanned, search))
         graph = search_graph(engine, job.folder, plan, scanned, search)
@@ -203,7 +206,16 @@ class Fit:
             self.plan.cache_nbytes,
             self.plan.memory()["density"],
         )
-        return rank_points(self.engine, self._stage("density", graph.name, *counts), spec)
+        folder = self._stage("density", graph.name, *counts)
+        self._check_disk(folder)
+        return rank_points(self.engine, folder, spec)
+
+    def _check_disk(self, density: Folder) -> None:
+        """Refuse a disk without room for what follows the graph."""
+        needed = self.plan.labels_disk_nbytes
+        if not is_done(density):
+            needed += max(0, self.plan.order_disk_nbytes - density.nbytes())
+        refuse_disk(needed, disk_free(self.job.folder))
 
     def _thresholds(self, density: Density, extent: float) -> Thresholds:
         """Measure the distances."""

@@ -22,7 +22,7 @@ from spore_dask.inputs import find_input, remembered
 from spore_dask.memory import Shape
 from spore_dask.opening import opened
 from spore_dask.pilot import CELLS, EXACT, PRODUCTS, PYNNDESCENT, choose_search, compared_by_cells
-from spore_dask.plan import FEW_COLUMNS, Options, Plan, make_plan
+from spore_dask.plan import FEW_COLUMNS, Options, Plan, disk_free, make_plan, refuse_disk
 from spore_dask.points import BOXES, MEANS, Points
 from spore_dask.recall import CERTIFIED, Recall
 from spore_dask.shards import GraphRows
@@ -267,6 +267,7 @@ def _build(engine: Engine, folder: Folder, plan: Plan) -> str:
         search = choose_index(engine, plan, scanned)
         plan = plan.exact() if search in EXACT else plan
         plan = plan if search == CELLS else plan.whole()
+        check_disk(folder, plan, scanned, search)
         graph = search_graph(engine, folder, plan, scanned, search)
     folder.write_json(POINTER, {"name": graph.name})
     graph.recall.warn_if_below(plan.options.recall_target, stacklevel=4)
@@ -287,14 +288,35 @@ def graph_folder(folder: Folder, plan: Plan, scanned: Scan, search: str) -> Fold
     return folder.child("graph-" + hash_of(points, search, plan.shape.k, target))
 
 
+def has_graph(folder: Folder, plan: Plan, scanned: Scan, search: str) -> bool:
+    """Tell whether a graph is finished, and its points are there."""
+    points = points_folder(folder, plan, scanned, search)
+    return is_done(points) and graph_folder(folder, plan, scanned, search).exists(POINTER)
+
+
+def check_disk(
+    folder: Folder, plan: Plan, scanned: Scan, search: str, later_nbytes: int = 0
+) -> None:
+    """Refuse a disk without room for what is still to be written of a graph, and later."""
+    free = disk_free(folder)
+    if free is None or has_graph(folder, plan, scanned, search):
+        return
+    graph = graph_folder(folder, plan, scanned, search)
+    points = points_folder(folder, plan, scanned, search)
+    needed = plan.search_disk_nbytes - graph.nbytes()
+    if not is_done(points):
+        written = [plan.data.folder] if plan.data.content is not None else []
+        begun = sum(stage.nbytes() for stage in (scanned.folder, points, graph, *written))
+        needed = plan.graph_disk_nbytes - begun
+    refuse_disk(max(0, needed) + later_nbytes, free)
+
+
 def search_graph(engine: Engine, folder: Folder, plan: Plan, scanned: Scan, search: str) -> Graph:
     """Share out the points and search for their neighbours, unless that is done."""
     target = graph_folder(folder, plan, scanned, search)
-    known = is_done(points_folder(folder, plan, scanned, search))
-    if not known or target.read_json(POINTER) is None:
-        parts = scanned.folder, points_folder(folder, plan, scanned, search), target
-        plan.check_disk(folder, *parts, *plan.data.written())
+    if not has_graph(folder, plan, scanned, search):
         points = _partition(engine, folder, plan, scanned, search)
+        plan.data.remove()
         if search in EXACT:
             found = search_exactly(engine, target, _neighbor_spec(plan, points, search))
             recall = CERTIFIED
@@ -343,8 +365,6 @@ def _approximate_spec(plan: Plan, points: Points, search: str) -> ApproximateSpe
 def scan_source(engine: Engine, folder: Folder, plan: Plan) -> Scan:
     """Read and check the source; of one that is refused, nothing stays."""
     target = scan_folder(folder, plan)
-    if not is_done(target):
-        plan.check_disk(folder, target, *plan.data.written())
     with remembered(folder, plan.data.source):
         if not is_done(target):
             plan.data.write(engine, plan.memory()["scan"])

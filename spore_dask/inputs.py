@@ -73,10 +73,6 @@ class Input:
         if self.content is not None:
             run_stage(self.folder, functools.partial(_write, engine, self, needs_nbytes))
 
-    def written(self) -> list[Folder]:
-        """Return the folder of the content, if it has to be written."""
-        return [] if self.content is None else [self.folder]
-
     @contextlib.contextmanager
     def removed_when_done(self) -> Iterator[None]:
         """Remove what `write` has written when it is no longer needed, or proved to be bad."""

@@ -375,16 +375,30 @@ def driver_nbytes(data: InputShape, shape: Shape, may_approximate: bool = False)
     return INTERPRETER_NBYTES + max(sample, PLACE_NBYTES * n_files * shape.n_partitions)
 
 
-def disk_nbytes(shape: Shape, copied_nbytes: int, may_approximate: bool) -> int:
-    """Return the most that a run has on disk: points twice, or points and graph.
+def points_disk_nbytes(shape: Shape) -> int:
+    """Return what partitioned points have on disk, and the sample that they are cut by."""
+    points = shape.n_points * shape.point_nbytes * 21 // 20
+    return points + shape.sample_size * shape.point_nbytes
 
-    `copied_nbytes` is what of the input has to be written first; an approximate search has its
-    lists twice, and their edges, before the graph. Longer rows of points that have copies, of which
-    there may be none, are beside.
+
+def search_disk_nbytes(shape: Shape, may_approximate: bool) -> int:
+    """Return the most that a search has on disk beside the points.
+
+    The graph; an approximate search has its lists twice, and their edges, before it. Longer rows of
+    points that have copies, of which there may be none, are beside.
     """
-    points = shape.n_points * shape.point_nbytes * 21 // 20 + shape.sample_size * shape.point_nbytes
     graph = shape.n_points * (shape.row_nbytes + shape.number_nbytes)
+    if not may_approximate:
+        return graph
     entry = shape.itemsize + shape.listed_nbytes + 1
     lists = shape.n_points * (shape.k + LIST_MARGIN) * entry
-    work = graph + lists if may_approximate else graph
-    return points + max(points + copied_nbytes, work, 3 * lists if may_approximate else 0)
+    return max(graph + lists, 3 * lists)
+
+
+def disk_nbytes(shape: Shape, copied_nbytes: int, may_approximate: bool) -> int:
+    """Return the most that a graph has on disk: points twice, or points and what searches take.
+
+    `copied_nbytes` is what of the input has to be written first, and goes with the exchange.
+    """
+    points = points_disk_nbytes(shape)
+    return points + max(points + copied_nbytes, search_disk_nbytes(shape, may_approximate))

@@ -27,6 +27,8 @@ from spore_dask.threads import n_threads
 
 KNN = one_of("auto", "exact", "approximate")
 KNN_INDEX = one_of("cells", "pynndescent", optional=True)
+STAGES = ("scan-", "points-")
+"""How the folders begin that a graph may take up."""
 FEW_COLUMNS = 3
 """Columns up to which boxes always prune."""
 RECALL = Range("a number in (0, 1]", lambda v: isinstance(v, float | int) and 0 < v <= 1, float)
@@ -132,16 +134,26 @@ class Plan:
     """Bytes that each process may use."""
     disk_free: int | None
     """Bytes free where the run goes, if that is known."""
-    disk_used: int
-    """Bytes that are there already, of this run or others: what it can reuse at most."""
+    is_begun: bool
+    """Whether stages are there that it may take up: only they will tell what the disk lacks."""
 
     @property
     def disk_nbytes(self) -> int:
         """Bytes that the run has on disk at most."""
+        return self.graph_disk_nbytes
+
+    @property
+    def graph_disk_nbytes(self) -> int:
+        """Bytes that the graph has on disk at most, with its points."""
         n_points, n_columns = self.data.source.shape
         copied = n_points * n_columns * np.dtype(self.data.source.dtype).itemsize
         copied = 0 if self.data.content is None else copied
         return memory.disk_nbytes(self.shape, copied, self.may_approximate)
+
+    @property
+    def search_disk_nbytes(self) -> int:
+        """Bytes that the search has on disk at most, beside the points."""
+        return memory.search_disk_nbytes(self.shape, self.may_approximate)
 
     @property
     def store_nbytes(self) -> int:
@@ -207,13 +219,8 @@ class Plan:
     def check(self) -> None:
         """Refuse what cannot work."""
         refuse_memory(self.memory(), self.memory_limit, self.reason)
-        refuse_disk(self.disk_nbytes - self.disk_used, self.disk_free)
-
-    def check_disk(self, folder: Folder, *reused: Folder) -> None:
-        """Refuse a disk without room for all but the stages that this run takes up again."""
-        if (free := disk_free(folder)) is not None:
-            found = sum(stage.nbytes() for stage in reused)
-            refuse_disk(self.disk_nbytes - found, free)
+        if not self.is_begun:
+            refuse_disk(self.disk_nbytes, self.disk_free)
 
     def reason(self, stage: str, needed: str) -> str:
         """Say why a stage needs so much, and what to change."""
@@ -271,9 +278,18 @@ class FitPlan(Plan):
 
         Longer rows, of fragments and of points with copies, are beside: `estimate` tells.
         """
-        order_nbytes = self.shape.key_nbytes + 3 * memory.LABEL_NBYTES
-        before = super().disk_nbytes if self.known is None else 0
-        return before + self.shape.n_points * order_nbytes
+        before = self.graph_disk_nbytes if self.known is None else 0
+        return before + self.order_disk_nbytes + self.labels_disk_nbytes
+
+    @property
+    def order_disk_nbytes(self) -> int:
+        """Bytes that the order has on disk at most."""
+        return self.shape.n_points * self.shape.key_nbytes
+
+    @property
+    def labels_disk_nbytes(self) -> int:
+        """Bytes that labels have on disk: skeletons, settled, published."""
+        return self.shape.n_points * 3 * memory.LABEL_NBYTES
 
     def check_clusters(self, n_clusters: int) -> None:
         """Refuse more clusters than the coordinator can hold beside its state of the points."""
@@ -344,7 +360,7 @@ def make_plan(
         ),
         as_memory_limit(memory_limit, n_workers),
         disk_free(folder),
-        folder.nbytes(),
+        any(name.startswith(STAGES) for name in folder.names()),
     )
     plan.check()
     return plan

@@ -22,6 +22,7 @@ from spore_dask import (
     SPORE,
     Graph,
     InputError,
+    LimitError,
     ParameterError,
     Params,
     SporeError,
@@ -670,6 +671,23 @@ def test_the_summary_says_what_happened(tmp_path):
     assert max(summary["peak_nbytes"].values()) > 50 << 20
     assert summary["n_noise"] == (labels_of(run) == -1).sum()
     assert "clusters" in repr(run)
+
+
+def test_a_full_disk_counts_what_a_fit_takes_up(tmp_path, monkeypatch):
+    x = blobs_and_shapes(4000, 2)[0].astype(np.float32)
+    out, free = tmp_path / "out", type("Usage", (), {"free": 10**9})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: free)
+    first = fit(x, out, n_workers=0)
+    labels = first.labels[...]
+    free.free = 0
+    assert fit(x, out, n_workers=0).path == first.path
+    with pytest.raises(LimitError, match="of disk"):
+        fit(x, out, n_workers=0, z_percentile=80)
+    np.testing.assert_array_equal(first.labels[...], labels)
+    free.free = 18 * 4000
+    assert fit(x, out, n_workers=0, z_percentile=80).n_clusters > 0
+    free.free = 10**6
+    np.testing.assert_array_equal(fit(x, out, n_workers=0, resume=False).labels[...], labels)
 
 
 def test_peak_memory_is_within_the_projection(tmp_path):

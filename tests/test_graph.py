@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from spore_dask import (
     LimitError,
     ParameterError,
     build_graph,
+    memory,
     plan_graph,
     probing,
     shards,
@@ -32,6 +34,7 @@ from spore_dask.datasets import blobs_and_shapes
 from spore_dask.engine import open_engine
 from spore_dask.inputs import find_input
 from spore_dask.search import neighbor_rows
+from spore_dask.stages.neighbors import search_exactly
 from spore_dask.store import Folder
 from tests import naive
 from tests.clusters import is_alive, wait_until
@@ -355,20 +358,41 @@ def leave_on_disk(monkeypatch, free):
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
 
 
+NO_ROOM = r"needs .* of disk, but .* are free"
+
+
 def test_only_what_is_reused_counts_on_a_full_disk(tmp_path, monkeypatch):
     source, out = write_zarr(tmp_path / "x.zarr", crowd(4000), 1000), tmp_path / "out"
     first = build_graph(source, out, 30, n_workers=0)
-    graph_nbytes = 4000 * 5 * 8
-    leave_on_disk(monkeypatch, graph_nbytes // 2)
+    leave_on_disk(monkeypatch, 0)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    with pytest.raises(LimitError, match=r"needs .* of disk, but .* are free"):
+    with pytest.raises(LimitError, match=NO_ROOM):
         build_graph(source, out, 5, n_workers=0)
-    with pytest.raises(LimitError, match=r"needs .* of disk, but .* are free"):
-        build_graph(source, out, 5, seed=7, n_workers=0)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-    assert build_graph(source, out, 30, n_workers=0).path == first.path
-    leave_on_disk(monkeypatch, 2 * graph_nbytes)
+    assert build_graph(source, out, 30, n_workers=0).name == first.name
+    leave_on_disk(monkeypatch, memory.disk_nbytes(memory.shape_of(4000, 3, 4, 5), 0, False))
     assert build_graph(source, out, 5, n_workers=0).k == 5
+
+
+def test_a_graph_whose_scan_is_gone_needs_no_other_room(tmp_path, monkeypatch):
+    source, out = write_zarr(tmp_path / "x.zarr", crowd(4000), 1000), tmp_path / "out"
+    first = build_graph(source, out, 5, n_workers=0)
+    for scan in out.glob("scan-*"):
+        shutil.rmtree(scan)
+    leave_on_disk(monkeypatch, 100_000)
+    assert build_graph(source, out, 5, n_workers=0).name == first.name
+
+
+def test_a_copied_input_goes_before_the_search(tmp_path, monkeypatch):
+    out, seen = tmp_path / "out", []
+
+    def watch(*arguments):
+        seen.append(list(out.glob("input-*")))
+        return search_exactly(*arguments)
+
+    monkeypatch.setattr("spore_dask.graph.search_exactly", watch)
+    build_graph(crowd(4000), out, 5, n_workers=0)
+    assert seen == [[]]
 
 
 def test_the_plan_says_what_it_needs(tmp_path):
