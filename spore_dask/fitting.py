@@ -23,6 +23,7 @@ from spore_dask.clustering import cluster_rows
 from spore_dask.clusters import Thresholds, smallest_final_size, thresholds_of
 from spore_dask.engine import Engine
 from spore_dask.errors import InputError, ParameterError
+from spore_dask.fragments import Fragments
 from spore_dask.graph import (
     FORMAT,
     Graph,
@@ -50,7 +51,6 @@ from spore_dask.runs import (
     remove_stage,
 )
 from spore_dask.search import neighbor_rows
-from spore_dask.shards import Fragments
 from spore_dask.stages.density import Density, DensitySpec, rank_points, reach_percentiles
 from spore_dask.stages.expand import ExpandSpec, expand
 from spore_dask.stages.fragments import FragmentSpec, gather_fragments
@@ -278,7 +278,8 @@ class Fit:
         folder = self._stage("fragments", skeletons.name, params.k, smallest)
         if params.max_scr_rounds == 0 or not len(large):
             counts = np.zeros(density.order.n_ranges, np.int64)
-            return Fragments(folder, rows.n_points, params.k, rows.dtype, counts)
+            about = rows.n_points, params.k, rows.dtype, counts, rows.n_shards
+            return Fragments(folder, density.order, *about, gathered=True)
         spec = FragmentSpec(
             graph.points,
             rows,
@@ -287,6 +288,7 @@ class Fit:
             skeletons,
             params.k,
             self.plan.cache_nbytes,
+            self.plan.coordinator_cache_nbytes,
             self.plan.memory()["fragments"],
         )
         return gather_fragments(self.engine, folder, spec, large)

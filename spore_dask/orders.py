@@ -74,6 +74,18 @@ def plan_exchange(folder: Folder, n_shards: int, n_ranges: int) -> None:
     folder.write_rows(PLACES, places)
 
 
+def _places(folder: Folder, n_shards: int, n_ranges: int) -> RowFiles:
+    """Return what `plan_exchange` has written."""
+    limits = np.array([0, n_ranges + 1])
+    return RowFiles(folder, (PLACES,), limits, (n_shards,), np.dtype(np.int64))
+
+
+def range_sizes(folder: Folder, n_shards: int, n_ranges: int) -> NDArray[np.int64]:
+    """Return how many entries each range has in the bucket files of all shards."""
+    ends: NDArray[np.int64] = _places(folder, n_shards, n_ranges).read(0, n_ranges + 1).sum(axis=1)
+    return np.diff(ends)
+
+
 class PlacesInFiles(NamedTuple):
     """Where the entries of a range are, in each bucket file by itself."""
 
@@ -85,9 +97,8 @@ class PlacesInFiles(NamedTuple):
 
 def places_in_files(folder: Folder, i: int, n_shards: int, n_ranges: int) -> PlacesInFiles:
     """Return where the entries of a range are in the bucket file of each shard."""
-    limits = np.array([0, n_ranges + 1])
-    array = RowFiles(folder, (PLACES,), limits, (n_shards,), np.dtype(np.int64))
-    found = array.read_ranges(np.array([i, n_ranges]), np.array([i + 2, n_ranges + 1]))
+    ends = np.array([i, n_ranges]), np.array([i + 2, n_ranges + 1])
+    found = _places(folder, n_shards, n_ranges).read_ranges(*ends)
     return PlacesInFiles(*found)
 
 

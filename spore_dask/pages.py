@@ -2,25 +2,24 @@
 
 Reads pages of a few consecutive rows, those next to each other in one go. Each row is needed just
 once, when its point expands, so what matters is to read pages shortly before that, and to let go
-those that were read first. Memory: the slots, 4 bytes a page, and one batch that is being read.
+those that were read first. Where all have room, they are taken as they are on disk, by mapping.
+Memory: the slots, 4 bytes a page, and one batch that is being read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spore_dask.kernels.expand import Slots
 from spore_dask.memory import PAGE_ROWS
-from spore_dask.store import RowFiles
+from spore_dask.store import AtHand, RowFiles
 from spore_dask.threads import in_threads
 
 BATCH_NBYTES = 1 << 20
-PART_NBYTES = 16 << 20
-"""What is read at a time of scattered pages, and of all of them."""
+"""What is read at a time."""
 
 
 class Pages:
@@ -49,6 +48,7 @@ class Pages:
             np.empty(size, neighbors.dtype),
             np.empty(size, distances.dtype),
         )
+        self._at_hand: list[AtHand] = []
         self._page_in_slot = np.full(self.n_slots, -1, np.int64)
         self._is_kept = np.zeros(self.n_slots, bool)
         self._oldest = 0
@@ -79,13 +79,22 @@ class Pages:
 
     def bring_all(self) -> None:
         """Bring every page, where there is a slot for each."""
-        arrays = list(zip(self._files, self.slots[2:], strict=True))
-        if any(files.row_shape != target.shape[1:] for files, target in arrays):
+        neighbors, _ = self._files
+        starts, width = neighbors.starts, self.slots.neighbors.shape[1:]
+        if neighbors.row_shape != width or (starts[:-1] % PAGE_ROWS).any():
             self.bring(np.arange(self.n_pages))
             return
-        in_threads(lambda pair: _read_all(*pair), arrays)
+        self._at_hand = in_threads(lambda files: files.at_hand(), self._files)
+        firsts = np.arange(self.n_pages) * PAGE_ROWS
+        files = np.searchsorted(starts, firsts, side="right") - 1
+        slots = (firsts - starts[files] + self._at_hand[0].begins[files]) // PAGE_ROWS
+        arrays = (found.rows for found in self._at_hand)
+        self.slots = Slots(slots.astype(np.int32), PAGE_ROWS, *arrays)
         self.read_nbytes += self.nbytes
-        self._page_in_slot[:] = self.slots.slot_of_page[:] = np.arange(self.n_pages)
+
+    def check(self) -> None:
+        """Notice whether files that are mapped have changed since."""
+        in_threads(AtHand.check, self._at_hand)
 
     def _make_room(self, n_wanted: int, kept: NDArray[np.integer]) -> NDArray[np.int64]:
         """Return slots to fill next, from the oldest on, none of them among the `kept`."""
@@ -115,12 +124,3 @@ class Pages:
             target.reshape(self.n_slots, PAGE_ROWS * width)[room] = whole_pages
         self._page_in_slot[room] = pages
         self.slots.slot_of_page[pages] = room
-
-
-def _read_all(files: RowFiles, into: NDArray[Any]) -> None:
-    """Read all rows, a part at a time, so that their checksums take little memory."""
-    n_rows = int(files.starts[-1])
-    step = PAGE_ROWS * max(1, PART_NBYTES // (PAGE_ROWS * files.row_nbytes))
-    for first in range(0, n_rows, step):
-        last = min(first + step, n_rows)
-        files.read_ranges(np.array([first]), np.array([last]), into[first:last])

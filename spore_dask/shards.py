@@ -193,33 +193,3 @@ class GraphRows:
         last = int(self.n_longer[: shard + 1].sum())
         first = last - int(self.n_longer[shard])
         return Longer(*(self.longer_array(name).read(first, last) for name in Longer._fields))
-
-
-@dataclasses.dataclass(frozen=True)
-class Fragments:
-    """The rows of fragments on disk, in the order of density. Small enough for every task."""
-
-    folder: Folder
-    n_points: int
-    """Points of the graph."""
-    k: int
-    """Neighbours of each row."""
-    dtype: str
-    """Type of the distances."""
-    counts: NDArray[np.int64]
-    """Fragments of each range of the order."""
-
-    @property
-    def n_fragments(self) -> int:
-        """Number of fragments."""
-        return int(self.counts.sum())
-
-    def rows(self, i: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.floating]]:
-        """Return the fragments of a range in order, their neighbours and the distances."""
-        if self.counts[i] == 0:
-            numbers = np.empty(0, number_dtype(self.n_points))
-            return numbers, *new_entries(numbers, self.n_points, self.k, self.dtype)
-        points, neighbors, distances = (
-            self.folder.read_array(f"{i}.{name}") for name in ("points", *Entries._fields)
-        )
-        return points, neighbors, distances

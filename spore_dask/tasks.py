@@ -33,7 +33,7 @@ class Work:
     needs_nbytes: int
     """Projected peak of a process that runs one of them."""
     light: bool = False
-    """Whether a task takes about as long as sending it: such tasks travel in batches."""
+    """Whether a task takes about as long as sending it: such tasks travel in batches, or not."""
 
 
 def run_work(engine: Engine, folder: Folder, work: Work) -> list[Receipt]:
@@ -48,7 +48,8 @@ def run_work(engine: Engine, folder: Folder, work: Work) -> list[Receipt]:
     task = functools.partial(_keep_receipts, work.task, receipts)
     batches = _batches(missing, engine.n_workers) if work.light else [[i] for i in missing]
     items = [[(i, work.items[i]) for i in batch] for batch in batches]
-    for found in engine.run(work.name, task, items, needs_nbytes=work.needs_nbytes):
+    alone = work.light and len(missing) == 1  # sending it would take longer
+    for found in engine.run(work.name, task, items, needs_nbytes=work.needs_nbytes, here=alone):
         known.update(found)
     return [known[i] for i in range(len(work.items))]
 

@@ -168,13 +168,13 @@ PLACES = [
     "density-*/order/0.npy",
     "density-*/reach/1.npy",
     "density-*/done.json",
-    "expand-*/skeletons/c/1",
+    "expand-*/skeletons/c/0",
     "expand-*/skeletons/rows.json",
     "expand-*/clusters/0.npy",
-    "fragments-*/0.neighbors.npy",
+    "fragments-*/buckets/0.neighbors",
     "fragments-*/done.json",
     "reassign-*/labels/c/0",
-    "reassign-*/rounds/c/2",
+    "reassign-*/rounds/c/0",
     "reassign-*/clusters.npy",
     "source-*.json",
 ]
@@ -238,10 +238,16 @@ def test_a_damaged_stage_is_made_anew(source, labels, finished, tmp_path, place)
 
 
 def test_damage_in_an_exchange_is_noticed(source, labels, tmp_path):
-    """Files that live only while a stage runs, harmed in the middle of it."""
-    for name in ("points-*/buckets/0.points", "density-*/buckets/1.keys", "density-*/places"):
-        out = tmp_path / name.partition("-")[0] / name.rpartition("/")[2]
-        gathering = {"points": "partition", "density": "order"}[name.partition("-")[0]]
+    """Files that live only while a stage runs, or are mapped then, harmed in the middle of it."""
+    readers = {
+        "points-*/buckets/0.points": "partition",
+        "density-*/buckets/1.keys": "order",
+        "density-*/places": "order",
+        "graph-*/distances/c/1/0": "expand",
+        "fragments-*/buckets/0.neighbors": "reassign",
+    }
+    for name, gathering in readers.items():
+        out = tmp_path / name.partition("-")[0] / name.partition("/")[2].replace("/", "-")
         hit = []
 
         def harm(event, out=out, name=name, stage=gathering, hit=hit):
@@ -465,7 +471,16 @@ def test_a_full_disk(source, labels, tmp_path, n_workers):
     """At any stage: a sentence, nothing half-written, and the same labels when there is room."""
     disk, ended = tmp_path / "disk", []
     with small_disk(disk, 32 << 20):
-        stages = ("scan", "exchange", "neighbors", "order", "expand", "gather", "publish")
+        stages = (
+            "scan",
+            "exchange",
+            "neighbors",
+            "order",
+            "expand",
+            "fragments",
+            "gather",
+            "publish",
+        )
         stages = stages if n_workers == 0 else stages[2:3]
         for number, stage in enumerate(stages):
             hit = []
@@ -475,7 +490,7 @@ def test_a_full_disk(source, labels, tmp_path, n_workers):
                     hit.append(event)
                     fill(disk, 4096)
 
-            options = {**OPTIONS, "n_workers": n_workers, "progress": harm}
+            options = {**OPTIONS, "n_workers": n_workers, "cache_limit": 0, "progress": harm}
             with pytest.raises(FullDiskError, match=r"no room to write .* bytes are free\): free"):
                 fit(source, disk / "out", **options)
             ended.append(stage)

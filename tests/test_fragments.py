@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spore_dask import ParameterError, build_graph, exact, memory, shards, stages
+from spore_dask import fragments as fragment_rows
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.engine import open_engine
+from spore_dask.fragments import rows_of
 from spore_dask.graph import build_with
 from spore_dask.kernels import cells
 from spore_dask.orders import Order
@@ -233,7 +235,7 @@ class Case:
         self.stored_order = write_order(self.folder, rows, self.order, n_ranges)
         self.shape = memory.shape_of(n_points, x.shape[1], 4, HEAD, n_partitions, LONGEST)
 
-    def spec(self, k, is_fragment, name):
+    def spec(self, k, is_fragment, name, hold_nbytes=0):
         """Return what the rows of these fragments are asked for, of a graph with k neighbours."""
         graph = self.graphs[k]
         skeletons = self.folder.child(f"skeletons-{name}")
@@ -246,22 +248,30 @@ class Case:
             skeletons=skeletons,
             k=LONGEST,
             cache_nbytes=1 << 20,
+            hold_nbytes=hold_nbytes,
             needs_nbytes=0,
         )
 
     def assert_rows(self, fragments, is_fragment):
         """Compare the rows of fragments with those of all points."""
         whole = self.graphs[LONGEST]
-        found = [fragments.rows(i) for i in range(len(fragments.counts))]
-        assert [len(points) for points, _, _ in found] == fragments.counts.tolist()
-        points, neighbors, distances = (np.concatenate(part) for part in zip(*found, strict=True))
         wanted = self.order[is_fragment[self.order]]
+        assert fragments.counts.sum() == len(wanted)
+        rows = rows_of(fragments, 10_000)
+        ranges = np.flatnonzero(fragments.counts).tolist()
+        pieces = [rows.piece(i) for i in ranges for _ in range(2)][::2]  # once more: the same
+        assert [len(piece.points) for piece in pieces] == fragments.counts[ranges].tolist()
+        rows.check()
+        if not pieces:
+            return
+        points = np.concatenate([piece.points for piece in pieces])
+        neighbors = np.concatenate([piece.neighbors[piece.rows] for piece in pieces])
+        distances = np.concatenate([piece.distances[piece.rows] for piece in pieces])
         np.testing.assert_array_equal(points, wanted)
         np.testing.assert_array_equal(neighbors, whole.neighbors[...][wanted])
         np.testing.assert_array_equal(distances, whole.distances[...][wanted])
         assert (points.dtype, neighbors.dtype) == (np.uint32, np.uint32)
         assert distances.dtype == np.float32
-        assert fragments.n_fragments == is_fragment.sum()
 
 
 @pytest.fixture(scope="module")
@@ -271,13 +281,15 @@ def case(tmp_path_factory):
 
 @pytest.mark.parametrize("k", [HEAD, LONGEST])
 @pytest.mark.parametrize("share", [0, 0.002, 0.2, 1])
-def test_fragments_have_the_rows_of_the_whole_graph_in_order(case, tmp_path, k, share):
+@pytest.mark.parametrize("hold_nbytes", [0, 1 << 30])
+def test_fragments_have_the_rows_of_the_whole_graph_in_order(case, tmp_path, k, share, hold_nbytes):
     is_fragment = np.random.default_rng(3).random(6000) < share
-    spec = case.spec(k, is_fragment, f"{k}-{share}")
+    spec = case.spec(k, is_fragment, f"{k}-{share}", hold_nbytes)
     with open_engine(n_workers=0) as engine:
         fragments = gather_fragments(engine, Folder(str(tmp_path)), spec, LARGE)
     case.assert_rows(fragments, is_fragment)
-    assert not (tmp_path / "buckets").exists()
+    assert fragments.gathered == (fragments.held_nbytes > hold_nbytes)
+    assert (tmp_path / "buckets").exists() != fragments.gathered
     n_searched = Folder(str(tmp_path)).read_json("done.json")["coordinates_compared"]
     assert (n_searched > 0) == (k == HEAD and share > 0)
 
@@ -293,10 +305,40 @@ def test_fragments_of_a_few_ranges_and_shards(case, tmp_path):
     case.assert_rows(fragments, is_fragment)
 
 
-def test_fragments_on_workers(case, tmp_path):
+def test_fragments_that_can_no_longer_be_held_are_gathered(case, tmp_path):
+    is_fragment = np.random.default_rng(4).random(6000) < 0.3
+    folder, spec = Folder(str(tmp_path)), case.spec(HEAD, is_fragment, "less", 1 << 30)
+    with open_engine(n_workers=0) as engine:
+        known = gather_fragments(engine, folder, spec, LARGE)
+        less = dataclasses.replace(spec, hold_nbytes=known.held_nbytes - 1)
+        gathered = gather_fragments(engine, folder, less, LARGE)
+        assert (known.gathered, gathered.gathered) == (False, True)
+        case.assert_rows(gathered, is_fragment)
+        case.assert_rows(gather_fragments(engine, folder, spec, LARGE), is_fragment)
+
+
+def test_pieces_forget_those_that_are_not_left(case, tmp_path):
+    is_fragment = np.random.default_rng(4).random(6000) < 0.3
+    for hold_nbytes in (0, 1 << 30):
+        folder = Folder(str(tmp_path / str(hold_nbytes)))
+        spec = case.spec(HEAD, is_fragment, f"left-{hold_nbytes}", hold_nbytes)
+        with open_engine(n_workers=0) as engine:
+            rows = rows_of(gather_fragments(engine, folder, spec, LARGE), 1 << 30)
+        before = rows.piece(1)
+        left = np.arange(len(before.points)) % 3 == 0
+        rows.keep(1, left)
+        after = rows.piece(1)
+        np.testing.assert_array_equal(after.points, before.points[left])
+        np.testing.assert_array_equal(
+            after.neighbors[after.rows], before.neighbors[before.rows[left]]
+        )
+
+
+@pytest.mark.parametrize("hold_nbytes", [0, 1 << 30])
+def test_fragments_on_workers(case, tmp_path, hold_nbytes):
     is_fragment = np.random.default_rng(4).random(6000) < 0.3
     with open_engine(n_workers=2) as engine:
-        spec = case.spec(HEAD, is_fragment, "workers")
+        spec = case.spec(HEAD, is_fragment, f"workers-{hold_nbytes}", hold_nbytes)
         fragments = gather_fragments(engine, Folder(str(tmp_path)), spec, LARGE)
     case.assert_rows(fragments, is_fragment)
 
@@ -337,7 +379,7 @@ def test_more_neighbours_than_copies_were_kept_for_are_refused(case, tmp_path):
 
 
 def test_numbers_of_64_bits(case, tmp_path, monkeypatch):
-    for module in (shards, stages.partition, stages.fragments):
+    for module in (shards, stages.partition, fragment_rows):
         monkeypatch.setattr(module, "number_dtype", lambda n_points: np.dtype(np.int64))
     options = Options(HEAD, n_partitions=4, longest_k=LONGEST)
     graph = build_with(options, crowd(6000), tmp_path / "graph", n_workers=0)
@@ -349,7 +391,7 @@ def test_numbers_of_64_bits(case, tmp_path, monkeypatch):
     CACHE.clear()
     whole = case.graphs[LONGEST].neighbors[...]
     for i in range(N_RANGES):
-        points, neighbors, _ = fragments.rows(i)
+        points, _, neighbors, _ = rows_of(fragments, 0).piece(i)
         assert (points.dtype, neighbors.dtype) == (np.int64, np.int64)
         np.testing.assert_array_equal(neighbors, whole[points])
     for shard, n_longer in enumerate(graph.summary["n_longer"]):
@@ -378,9 +420,9 @@ def test_peak_memory_is_within_the_projections(tmp_path):
     write_skeletons(folder, np.ones(len(x), bool), rows.shard_rows)
     needs = memory.fragments_nbytes(shape, longest_k, len(x) // 4)
     spec = FragmentSpec(
-        points_on_disk(graph), rows, shape, order, folder, longest_k, cache_nbytes, needs
+        points_on_disk(graph), rows, shape, order, folder, longest_k, cache_nbytes, 0, needs
     )
     with open_engine(n_workers=2) as engine:
         fragments = gather_fragments(engine, folder.child("fragments"), spec, LARGE)
-        assert fragments.n_fragments == len(x)
+        assert fragments.counts.sum() == len(x)
         assert worker_peak(engine.peaks()) <= needs + cache_nbytes

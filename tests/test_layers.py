@@ -13,7 +13,7 @@ LAYERS = [
     {"coordinates", "exact", "partitions", "percentiles", "probing", "clusters"},
     {"store", "engine", "pilot", "approximate"},
     {"tasks", "points", "shards", "orders", "pages", "checkpoints", "formats", "locks"},
-    {"searching", "runs", "importing", "tracking", "preflight"},
+    {"searching", "fragments", "runs", "importing", "tracking", "preflight"},
     {"meeting", "healing"},
     {"inputs", "stages", "search", "clustering", "voting", "opening"},
     {"plan", "voters", "predictions"},

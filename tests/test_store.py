@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import zarr
 
-from spore_dask.store import Folder, hash_of, open_source
+from spore_dask import DamagedError
+from spore_dask.store import Folder, RowFiles, hash_of, open_source
 
 
 @pytest.fixture
@@ -74,6 +75,65 @@ def test_ranges_of_rows_are_what_zarr_reads(folder, url, shape):
     firsts, lasts = np.array([90, 0, 31, 7]), np.array([100, 1, 70, 7])
     wanted = np.concatenate([values[a:b] for a, b in zip(firsts, lasts, strict=True)])
     np.testing.assert_array_equal(rows.read_ranges(firsts, lasts), wanted)
+
+
+def write_parts(folder, shape, cuts):
+    """Write rows in files that end at some cuts; return them, and what reads them."""
+    values = np.random.default_rng(0).integers(0, 1 << 30, shape, dtype=np.uint32)
+    starts = np.array([0, *cuts, shape[0]])
+    names = tuple(f"{i}.rows" for i in range(len(starts) - 1))
+    for name, first, last in zip(names, starts, starts[1:], strict=False):
+        folder.write_rows(name, values[first:last], n_missing=3)
+    return values, RowFiles(folder, names, starts, shape[1:], values.dtype)
+
+
+@pytest.mark.parametrize("maps", [False, True])
+@pytest.mark.parametrize("shape", [(5000,), (5000, 3), (0, 3)])
+@pytest.mark.parametrize("cuts", [[], [0, 7, 7, 4096], [1024, 5000]])
+def test_all_rows_at_hand(folder, monkeypatch, maps, shape, cuts):
+    monkeypatch.setattr("spore_dask.store.plain.can_map", lambda path: maps)
+    monkeypatch.setattr("spore_dask.store.rows.PART_NBYTES", 1000)
+    cuts = [min(cut, shape[0]) for cut in cuts]
+    values, files = write_parts(folder, shape, cuts)
+    found = files.at_hand()
+    found.check()
+    assert found.is_mapped == maps
+    ends = zip(files.starts, files.starts[1:], found.begins, strict=False)
+    for first, last, begin in ends:
+        rows = found.rows[begin : begin + last - first]
+        np.testing.assert_array_equal(rows, values[first:last])
+    if len(values):
+        found.rows[found.begins[-1] :] = 0  # changes nothing on disk
+        np.testing.assert_array_equal(files.read(0, len(values)), values)
+
+
+def test_no_files_are_at_hand_at_once(folder):
+    files = RowFiles(folder.child("nothing"), (), np.array([0]), (3,), np.dtype(np.uint32))
+    assert files.at_hand().rows.shape == (0, 3)
+
+
+def test_mapped_files_that_change_are_noticed(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("spore_dask.store.plain.can_map", lambda path: True)
+    _, files = write_parts(folder, (5000, 3), [2000])
+    found = files.at_hand()
+    path = tmp_path / "run" / "1.rows"
+    with path.open("r+b") as file:
+        file.seek(9000)
+        file.write(b"\x01\x02\x03\x04\x05")
+    for check in (found.check, files.at_hand):
+        with pytest.raises(DamagedError, match=r"'1.rows' .*a checksum is wrong"):
+            check()
+    path.write_bytes(path.read_bytes()[:20_000])
+    with pytest.raises(DamagedError, match=r"'1.rows' .*ends"):
+        files.at_hand()
+    path.unlink()
+    with pytest.raises(DamagedError, match=r"'1.rows' .*not there"):
+        files.at_hand()
+
+
+def test_files_elsewhere_are_not_mapped(folder):
+    assert not folder.can_map  # there is none yet
+    assert not Folder("memory://rows").can_map
 
 
 def test_damage_is_noticed(folder, tmp_path):

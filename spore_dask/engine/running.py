@@ -50,6 +50,7 @@ class Engine:
         items: Sequence[Item],
         *,
         needs_nbytes: int,
+        here: bool = False,
         on_done: Callable[[Item, Receipt], None] | None = None,
     ) -> list[Receipt]:
         """Run a task for every item of a stage.
@@ -64,6 +65,8 @@ class Engine:
             What each task is given: small and picklable.
         needs_nbytes
             Memory that one task is projected to need, for the error that says it was too much.
+        here
+            Whether to do the tasks in this process, though there may be others.
         on_done
             Called here with an item and its receipt as each task is done.
 
@@ -84,7 +87,8 @@ class Engine:
         receipts: list[Any] = [None] * len(items)
         steps.tell("stage-start")
         try:
-            with contextlib.closing(self._outcomes(steps, task, items, needs_nbytes)) as outcomes:
+            outcomes = self._outcomes(steps, task, items, None if here else needs_nbytes)
+            with contextlib.closing(outcomes):
                 for number, outcome in outcomes:
                     self._peaks[outcome.process] = outcome.peak_nbytes
                     if outcome.error is not None:
@@ -162,10 +166,14 @@ class Engine:
         return {**self._peaks, process_name(): peak_nbytes()}
 
     def _outcomes(
-        self, steps: Steps, task: Callable[[Any], Any], items: Sequence[Any], needs_nbytes: int
+        self,
+        steps: Steps,
+        task: Callable[[Any], Any],
+        items: Sequence[Any],
+        needs_nbytes: int | None,
     ) -> Generator[tuple[int, Outcome]]:
-        """Yield the number and the outcome of each item, as they come."""
-        if self._client is not None and self._watch is not None:
+        """Yield the number and the outcome of each item, as they come; from here without needs."""
+        if self._client is not None and self._watch is not None and needs_nbytes is not None:
             flight = Flight(self._client, self._watch, steps, task, items, self._proof)
             yield from flight.outcomes(needs_nbytes, self.memory_limit)
             return

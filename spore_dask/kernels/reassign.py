@@ -65,6 +65,8 @@ def vote(fragments, gates, labels, rounds, this_round):
     """
     points, rows, neighbors, distances = fragments
     means, tolerances, reach = gates
+    if means.size == 0:
+        return 0
     width = neighbors.shape[1]
     votes = np.zeros(means.size, np.int64)
     met = np.empty(width, np.int64)
@@ -72,7 +74,7 @@ def vote(fragments, gates, labels, rounds, this_round):
     for i in range(points.size):
         if i + LOOKAHEAD < points.size:
             prefetch_row(neighbors, rows[i + LOOKAHEAD], reach)
-            prefetch_row(distances, rows[i + LOOKAHEAD], reach)
+            prefetch_row(distances, rows[i + LOOKAHEAD], reach if this_round == 1 else 1)
         point, row = points[i], rows[i]
         if labels[point] != FRAGMENT:
             continue
@@ -98,20 +100,25 @@ def _any_news(neighbors, row, first, last, rounds, this_round):
 
     If none has, the vote would find nobody again: gates do not change.
     """
-    latest = 0
-    for j in range(first, last):
-        latest = max(latest, rounds[neighbors[row, j]])
+    asked = neighbors[row][first:last]  # from 0 on, so that it runs on vectors
+    latest = rounds[neighbors[row, 0]]  # its own: 0
+    for j in range(asked.size):
+        latest = max(latest, rounds[asked[j]])
     return latest >= min(this_round, LAST_ROUND_KEPT) - 1
 
 
 @part
 def _cast(label, distance, means, tolerances, votes, met, n_met):
-    """Count the vote of one entry if its gate lets it; return how many labels are met by then."""
-    if label != FRAGMENT and np.float64(distance) - means[label] <= tolerances[label]:
-        if votes[label] == 0:
-            met[n_met] = label
-            n_met += 1
-        votes[label] += 1
+    """Count the vote of one entry if its gate lets it; return how many labels are met by then.
+
+    There is at least one gate. Branches that nobody can foresee cost more than what they skip.
+    """
+    known = max(label, 0)
+    counts = (label != FRAGMENT) & (np.float64(distance) - means[known] <= tolerances[known])
+    if counts & (votes[known] == 0):
+        met[n_met] = known
+        n_met += 1
+    votes[known] += counts
     return n_met
 
 
@@ -153,7 +160,7 @@ def poll(labels, distances, gates):
     int32 array (rows,), float32 array (rows,)
     """
     means, tolerances, reach = gates
-    last = min(1 + reach, labels.shape[1])
+    last = min(1 + reach, labels.shape[1]) if means.size else 1
     votes = np.zeros(means.size, np.int64)
     met = np.empty(last, np.int64)
     winners = np.full(labels.shape[0], FRAGMENT, np.int32)

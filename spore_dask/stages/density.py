@@ -318,7 +318,7 @@ def _histograms(
     firsts = range(0, graph.n_shards, step)
     items = [(i, range(i, min(i + step, graph.n_shards))) for i in firsts]
     count = functools.partial(_count, density, folder, prefixes, n_known)
-    work = Work(f"percentiles-{n_known}", count, items, density.spec.needs_nbytes)
+    work = Work(f"percentiles-{n_known}", count, items, density.spec.needs_nbytes, light=True)
     run_work(engine, folder, work)
     made = folder.child(f"histograms/{n_known}")
     return sum((made.read_array(str(i)) for i in firsts), np.zeros((len(prefixes), N_BINS), int))

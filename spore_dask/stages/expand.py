@@ -71,11 +71,7 @@ def _build(engine: Engine, spec: ExpandSpec, folder: Folder) -> Receipt:
     expansion = Expansion(folder, spec)
     with engine.here("expand", spec.seeds.n_ranges) as done:
         expansion.run(done)
-    labels = expansion.growth.labels
-    size = (spec.graph.n_points,)
-    target = folder.create_rows("skeletons", size, labels.dtype, spec.graph.shard_rows)
-    for first in range(0, len(labels), spec.graph.shard_rows):
-        target.write(first, labels[first : first + spec.graph.shard_rows])
+    folder.write_all_rows("skeletons", expansion.growth.labels)
     return expansion.facts()
 
 
@@ -122,6 +118,8 @@ class Expansion:
                 if self.checkpoints.due():
                     self._save()
             done()
+        for pages in (self.pages, self.longer_pages):
+            pages.check()
 
     def _expand_piece(self, seeds: NDArray[Any]) -> None:
         """Expand from the seeds of one piece, and write the clusters that ended in it."""

@@ -2,8 +2,9 @@
 
 First every task finds the fragments of one shard of the graph, searches for their neighbours (or
 cuts the rows of a graph that has as many), and writes them, one file with a bucket for each range
-of the order; then every task gathers the buckets of one range. Reads the points, the graph, the
-order and the clusters; writes `<range>.points`, `<range>.neighbors` and `<range>.distances`.
+of the order. If these are more than the coordinator can hold, every task then gathers the buckets
+of one range. Reads the points, the graph, the order and the clusters; writes `buckets/`, or
+`<range>.points`, `<range>.neighbors` and `<range>.distances`.
 Memory: the fragments of one shard and what a search takes, or those of one range twice.
 """
 
@@ -11,23 +12,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spore_dask.engine import Engine
-from spore_dask.exact import number_dtype
+from spore_dask.fragments import ARRAYS, Fragments, in_order
 from spore_dask.memory import BUFFERS_NBYTES, PAGE_ROWS, Shape
-from spore_dask.orders import Order, end_exchange, places_of, plan_exchange, write_counts
+from spore_dask.orders import Order, end_exchange, plan_exchange, range_sizes, write_counts
 from spore_dask.points import CACHE, Points
 from spore_dask.searching import search_points
-from spore_dask.shards import Entries, Fragments, GraphRows, new_entries
-from spore_dask.store import Folder, RowFiles
-from spore_dask.tasks import Receipt, Work, run_stage, run_work
-
-BUCKETS = ("points", *Entries._fields)
-"""The files of each shard."""
+from spore_dask.shards import Entries, GraphRows, new_entries
+from spore_dask.store import Folder
+from spore_dask.tasks import MARKER, Receipt, Work, run_stage, run_work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +40,8 @@ class FragmentSpec:
     k: int
     """Neighbours of a fragment, at most the longest_k of the shape."""
     cache_nbytes: int
+    hold_nbytes: int
+    """What the coordinator can hold of rows."""
     needs_nbytes: int
 
 
@@ -55,27 +54,49 @@ def gather_fragments(
     """
     if spec.k > spec.shape.longest_k:  # partitions keep no more copies of heavy points than that
         raise ValueError(f"k is {spec.k}, but longest_k is {spec.shape.longest_k}")
-    summary = run_stage(folder, functools.partial(_build, engine, spec, large))
-    counts = np.array(summary["counts"], np.int64)
-    return Fragments(folder, spec.graph.n_points, spec.k, spec.graph.dtype, counts)
+    build = functools.partial(_build, engine, spec, large)
+    fragments = _fragments(spec, folder, run_stage(folder, build))
+    if not fragments.gathered and fragments.held_nbytes > spec.hold_nbytes:
+        folder.remove(MARKER)  # there was more memory when it was written
+        fragments = _fragments(spec, folder, run_stage(folder, build))
+    if fragments.gathered:
+        end_exchange(folder)
+    return fragments
+
+
+def _fragments(spec: FragmentSpec, folder: Folder, summary: Receipt) -> Fragments:
+    """Return what the stage has left."""
+    counts, graph = np.array(summary["counts"], np.int64), spec.graph
+    about = graph.n_points, spec.k, graph.dtype, counts, graph.n_shards, summary["gathered"]
+    return Fragments(folder, spec.order, *about)
 
 
 def _build(engine: Engine, spec: FragmentSpec, large: NDArray[np.int64], folder: Folder) -> Receipt:
     folder.write_array("large", large)
     extract = functools.partial(_extract, spec, folder)
-    shards = range(spec.graph.n_shards)
-    receipts = run_work(engine, folder, Work("fragments", extract, shards, spec.needs_nbytes))
-    n_ranges = spec.order.n_ranges
-    plan_exchange(folder, spec.graph.n_shards, n_ranges)
-    gather = functools.partial(_gather, spec, folder)
-    gathered = run_work(
-        engine, folder, Work("gather", gather, range(n_ranges), spec.needs_nbytes, light=True)
-    )
-    end_exchange(folder)
-    return {
-        "counts": [r["n_fragments"] for r in gathered],
+    n_shards, n_ranges = spec.graph.n_shards, spec.order.n_ranges
+    work = Work("fragments", extract, _longest_first(spec, folder), spec.needs_nbytes)
+    receipts = run_work(engine, folder, work)
+    plan_exchange(folder, n_shards, n_ranges)
+    summary = {
+        "counts": range_sizes(folder, n_shards, n_ranges).tolist(),
         "coordinates_compared": sum(r["n_compared"] for r in receipts),
+        "gathered": False,
     }
+    fragments = _fragments(spec, folder, summary)
+    if fragments.held_nbytes > spec.hold_nbytes:
+        gather = functools.partial(_gather, fragments)
+        work = Work("gather", gather, range(n_ranges), spec.needs_nbytes, light=True)
+        run_work(engine, folder, work)
+        summary["gathered"] = True
+    return summary
+
+
+def _longest_first(spec: FragmentSpec, folder: Folder) -> list[int]:
+    """Return the shards, those with most fragments first, so that no worker ends long after all."""
+    counts = [len(_fragments_of(spec, folder, shard)) for shard in range(spec.graph.n_shards)]
+    order: list[int] = np.argsort(np.negative(counts), kind="stable").tolist()
+    return order
 
 
 def _extract(spec: FragmentSpec, folder: Folder, shard: int) -> Receipt:
@@ -93,7 +114,7 @@ def _extract(spec: FragmentSpec, folder: Folder, shard: int) -> Receipt:
     else:
         _cut_rows(spec.graph, shard, numbers, entries, places)
     arrays = (np.ascontiguousarray(entries.neighbors[:, 0]), *entries)
-    for name, array in zip(BUCKETS, arrays, strict=True):
+    for name, array in zip(ARRAYS, arrays, strict=True):
         folder.child("buckets").write_rows(f"{shard}.{name}", array)
     write_counts(folder, shard, ranges, spec.order.n_ranges)
     return {"n_fragments": len(numbers), "n_compared": int(n_compared)}
@@ -127,32 +148,14 @@ def _cut_rows(
                 rows[places[here]] = found
 
 
-def _gather(spec: FragmentSpec, folder: Folder, i: int) -> Receipt:
+def _gather(fragments: Fragments, i: int) -> Receipt:
     """Write the fragments of a range in order, if there are any."""
-    places = places_of(folder, i, spec.graph.n_shards, spec.order.n_ranges)
-    buckets = functools.partial(_bucket_array, spec, folder, places.starts)
-    points = buckets("points").read_ranges(places.firsts, places.lasts)
+    starts, firsts, lasts = fragments.places(i)
+    points = fragments.array("points", starts).read_ranges(firsts, lasts)
     if len(points):
-        ordered = _in_order(spec.order.points(i), points)
-        folder.write_array(f"{i}.points", points[ordered])
+        ordered = in_order(fragments.order.points(i), points)
+        fragments.folder.write_array(f"{i}.points", points[ordered])
         for name in Entries._fields:
-            rows = buckets(name).read_ranges(places.firsts, places.lasts)
-            folder.write_array(f"{i}.{name}", rows[ordered])
+            rows = fragments.array(name, starts).read_ranges(firsts, lasts)
+            fragments.folder.write_array(f"{i}.{name}", rows[ordered])
     return {"n_fragments": len(points)}
-
-
-def _bucket_array(
-    spec: FragmentSpec, folder: Folder, starts: NDArray[np.int64], name: str
-) -> RowFiles:
-    """Return one of the arrays of the buckets of all shards."""
-    n_points, row_shape = spec.graph.n_points, () if name == "points" else (spec.k + 1,)
-    dtype: Any = spec.graph.dtype if name == "distances" else number_dtype(n_points)
-    names = tuple(f"{shard}.{name}" for shard in range(len(starts) - 1))
-    return RowFiles(folder.child("buckets"), names, starts, row_shape, np.dtype(dtype))
-
-
-def _in_order(order: NDArray[np.integer], points: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return which of some ascending points comes first in an order, which second, and so on."""
-    places = np.minimum(np.searchsorted(points, order), len(points) - 1)
-    ordered: NDArray[np.int64] = places[points[places] == order]
-    return ordered

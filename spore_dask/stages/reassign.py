@@ -1,8 +1,8 @@
 """Reassign: let the neighbours of fragments vote them into the large clusters, in this process.
 
-Streams the rows of the fragments in density order, once a round, and keeps as many of them as its
-cache takes. Reads the skeletons and the fragments' rows; writes `labels` (final, one a point),
-`rounds` (how each point got its label) and `clusters` (a record for each final cluster).
+Goes through the rows of the fragments in density order, once a round; those that its cache does not
+take are read each time. Reads the skeletons and the fragments' rows; writes `labels` (final, one a
+point), `rounds` (how each point got its label) and `clusters` (a record for each final cluster).
 Memory: 7 bytes a point (11 beyond 2**31 points), 40 for each large cluster (56 while they vote),
 the cache and one piece of fragments; where fragments are kept, 5 for each cluster of Expansion.
 """
@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from spore_dask.checkpoints import Checkpoints
 from spore_dask.clusters import NOISE, Thresholds
 from spore_dask.engine import Engine
+from spore_dask.fragments import Fragments, rows_of
 from spore_dask.kernels import reassign as kernel
 from spore_dask.kernels.expand import CLUSTER
 from spore_dask.params import ResolvedParams
-from spore_dask.shards import Fragments
 from spore_dask.store import Folder
 from spore_dask.tasks import Receipt, run_stage
 
@@ -90,11 +90,8 @@ def _build(engine: Engine, spec: ReassignSpec, folder: Folder) -> Receipt:
         rounds[labels == kernel.FRAGMENT] = NOISE
     elif n_left:
         large = _keep_fragments(spec, labels)
-    skeletons = spec.skeletons.open_rows("skeletons")
-    for name, values in (("labels", labels), ("rounds", rounds)):
-        target = folder.create_rows(name, values.shape, values.dtype, skeletons.chunk_rows)
-        for first in range(0, len(values), skeletons.chunk_rows):
-            target.write(first, values[first : first + skeletons.chunk_rows])
+    folder.write_all_rows("labels", labels)
+    folder.write_all_rows("rounds", rounds)
     folder.write_array("clusters", large)
     return {"n_rounds": int(rounds.max()), "n_left": n_left, "read_nbytes": vote.read_nbytes}
 
@@ -125,10 +122,9 @@ class Vote:
             tolerances=spec.thresholds.max_z * spec.large["std"],
             reach=spec.params.reassignment_neighbors,
         )
-        self.read_nbytes = 0
-        self._held: dict[int, kernel.Fragments] = {}
-        self._held_nbytes = 0
+        self.rows = rows_of(spec.fragments, spec.cache_nbytes)
         self.checkpoints = Checkpoints(folder)
+        self._read_before = 0
         known = self.checkpoints.last()
         if known is None:
             self._round, self._range, self._n_changed = 1, 0, 0
@@ -137,8 +133,13 @@ class Vote:
             return
         facts, read = known
         self._round, self._range, self._n_changed = facts["at"]
-        self.read_nbytes = facts["read_nbytes"]
+        self._read_before = facts["read_nbytes"]
         self.labels[:], self.rounds[:] = read("labels"), read("rounds")
+
+    @property
+    def read_nbytes(self) -> int:
+        """Bytes read so far."""
+        return self._read_before + self.rows.read_nbytes
 
     def run(self, done: Callable[[], None]) -> None:
         """Vote, round after round, until nothing changes."""
@@ -150,35 +151,23 @@ class Vote:
                 break
             n_left = int((self.labels == kernel.FRAGMENT).sum())
             self._round, self._range, self._n_changed = self._round + 1, 0, 0
+        self.rows.check()
 
     def _vote_once(self) -> None:
         """Go through all fragments once, in density order."""
         for i in np.flatnonzero(self.spec.fragments.counts).tolist():
             if i < self._range:
                 continue
-            self._n_changed += int(
-                kernel.vote(self._rows(i), self.gates, self.labels, self.rounds, self._round)
-            )
+            piece = self.rows.piece(i)
+            voted = piece, self.gates, self.labels, self.rounds, self._round
+            self._n_changed += int(kernel.vote(*voted))
+            self.rows.keep(i, self.labels[piece.points] == kernel.FRAGMENT)
             if self.checkpoints.due():
                 facts = {
                     "at": [self._round, i + 1, self._n_changed],
                     "read_nbytes": self.read_nbytes,
                 }
                 self.checkpoints.save({"labels": self.labels, "rounds": self.rounds}, facts)
-
-    def _rows(self, i: int) -> kernel.Fragments:
-        """Return the fragments of a range of the order, with their rows."""
-        if i in self._held:
-            return self._held[i]
-        points, neighbors, distances = self.spec.fragments.rows(i)
-        nbytes = points.nbytes + neighbors.nbytes + distances.nbytes
-        self.read_nbytes += nbytes
-        rows = np.arange(len(points))
-        piece = kernel.Fragments(points, rows, neighbors, distances)
-        if self._held_nbytes + nbytes <= self.spec.cache_nbytes:
-            self._held[i] = piece
-            self._held_nbytes += nbytes
-        return piece
 
 
 def _keep_fragments(spec: ReassignSpec, labels: NDArray[Any]) -> NDArray[Any]:

@@ -11,7 +11,7 @@ from spore_dask.store.checksums import checksum_of, hash_of
 from spore_dask.store.disks import NO_ROOM, PARTIAL, full_disk
 from spore_dask.store.files import address
 from spore_dask.store.folders import Folder
-from spore_dask.store.rows import CHECKS, RowFiles
+from spore_dask.store.rows import CHECKS, AtHand, RowFiles
 from spore_dask.store.sources import (
     Source,
     address_of,
@@ -25,6 +25,7 @@ __all__ = [
     "CHECKS",
     "NO_ROOM",
     "PARTIAL",
+    "AtHand",
     "Folder",
     "RowFiles",
     "Source",

@@ -6,9 +6,12 @@ Memory: what is read or written.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import mmap
 import os
 import shutil
+import sys
 import uuid
 from collections.abc import Iterator
 
@@ -20,6 +23,8 @@ from spore_dask.store.files import Part, ends_early
 
 PARTIAL = ".partial"
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+MAP_FIXED = 0x10
+"""Flag of the system call that Python's own module has no name for."""
 
 
 @contextlib.contextmanager
@@ -66,6 +71,42 @@ def read_file(path: str) -> NDArray[np.uint8]:
     with open(path, "rb") as file:
         content = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
         _read_into(file.fileno(), 0, content.data)
+    return content
+
+
+def can_map(path: str) -> bool:
+    """Tell whether files of a folder can be mapped, and are on a disk of this machine.
+
+    Elsewhere reads fail that later succeed; a mapped file that cannot be read ends the process.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return sys.platform == "linux" and os.major(os.stat(path).st_dev) != 0
+    return False
+
+
+def map_files(path: str, parts: list[Part]) -> NDArray[np.uint8]:
+    """Return the beginnings of files in one array, which the system fills as it is touched.
+
+    Parts are the name of a file, the first byte in the array, which a page begins with, and the
+    number of bytes. What is between them is 0. What is written to the array stays there. Only where
+    the system can: see `can_map`.
+    """
+    n_bytes = max((start + nbytes for _, start, nbytes in parts), default=0)
+    if not n_bytes:
+        return np.empty(0, np.uint8)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    content = np.frombuffer(mmap.mmap(-1, n_bytes, flags=flags), np.uint8)
+    call = ctypes.CDLL(None, use_errno=True).mmap
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    call.restype = ctypes.c_void_p
+    access, fixed = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | MAP_FIXED
+    for name, start, nbytes in parts:
+        with open(f"{path}/{name}", "rb") as file:
+            if (missing := nbytes - os.fstat(file.fileno()).st_size) > 0:
+                raise ends_early(f"{path}/{name}", missing)
+            place = content.ctypes.data + start
+            if nbytes and call(place, nbytes, access, fixed, file.fileno(), 0) != place:
+                raise OSError(ctypes.get_errno(), "cannot map", f"{path}/{name}")
     return content
 
 

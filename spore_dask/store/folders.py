@@ -27,6 +27,8 @@ from spore_dask.store.plain import PlainFolder
 from spore_dask.store.rows import RowArray, write_rows
 from spore_dask.store.zarrs import open_safely, zarr_store
 
+CHUNK_ROWS = 1 << 18
+"""Rows of a chunk where one process writes all of them."""
 ROWS = "rows.json"
 """Says how the rows of an array lie in its chunks, as its Zarr metadata do, but checked."""
 
@@ -105,6 +107,12 @@ class Folder(PlainFolder):
             known = {"shape": shape, "dtype": np.dtype(dtype).str, "chunk_rows": chunk_rows}
             self.child(name).write_json(ROWS, known)
         return self.known_rows(name, shape, dtype, chunk_rows)
+
+    def write_all_rows(self, name: str, rows: NDArray[Any]) -> None:
+        """Create a Zarr array as `create_rows` does, and write all its chunks."""
+        target = self.create_rows(name, rows.shape, rows.dtype, CHUNK_ROWS)
+        for first in range(0, len(rows), target.chunk_rows):
+            target.write(first, rows[first : first + target.chunk_rows])
 
     def open_rows(self, name: str) -> RowArray:
         """Open what `create_rows` has created."""

@@ -11,12 +11,16 @@ import dataclasses
 import functools
 import json
 import os
+from collections.abc import Iterator
 from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from spore_dask.errors import DamagedError
 from spore_dask.patience import hide, patiently
 from spore_dask.store.checksums import document_checksum
-from spore_dask.store.disks import PARTIAL, read_files, write_file
+from spore_dask.store.disks import PARTIAL, can_map, map_files, read_files, write_file
 from spore_dask.store.files import (
     Part,
     checked_name,
@@ -138,17 +142,34 @@ class PlainFolder:
     def read_parts(self, parts: list[Part], content: memoryview) -> None:
         """Fill `content` with parts of files: name, first byte and number of bytes of each."""
         files, path = self._files
-        try:
+        with self._files_are_whole(parts):
             if self.is_local:
                 patiently(lambda: read_files(path, parts, content), self.url)
             else:
                 wanted = [(f"{path}/{name}", start, nbytes) for name, start, nbytes in parts]
                 fetch_parts(files, wanted, content, self.url)
+
+    @property
+    def can_map(self) -> bool:
+        """Whether files can be mapped into memory."""
+        return self.is_local and can_map(self._files[1])
+
+    def map_parts(self, parts: list[Part]) -> NDArray[np.uint8]:
+        """Map the beginnings of files on a disk here into memory: see `map_files`."""
+        with self._files_are_whole(parts):
+            return patiently(lambda: map_files(self._files[1], parts), self.url)
+
+    @contextlib.contextmanager
+    def _files_are_whole(self, parts: list[Part]) -> Iterator[None]:
+        """Say which file is damaged if one is not there, or ends early."""
+        try:
+            yield
         except FileNotFoundError:
             names = (name for name, _, _ in parts if not self.exists(name))
             raise self.damaged("file", next(names, parts[0][0]), "it is not there") from None
         except DamagedError as error:
-            raise self.damaged("file", error.place.removeprefix(f"{path}/"), error.what) from None
+            name = error.place.removeprefix(f"{self._files[1]}/")
+            raise self.damaged("file", name, error.what) from None
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         """Write a document, and its checksum in it."""

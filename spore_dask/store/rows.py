@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import mmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,10 @@ from numpy.typing import NDArray
 from spore_dask.store.checksums import CHECKSUM_NBYTES, block_rows, checksums_of_blocks
 from spore_dask.store.plain import PlainFolder
 
+ROWS_APART = mmap.PAGESIZE // 4
+"""Rows of numbers of 4 or 8 bytes that are whole pages of memory, whatever their length."""
+PART_NBYTES = 16 << 20
+"""What is read at a time of all rows."""
 CHECKS = "checks"
 """Folder of the checksums of files of rows, beside these."""
 
@@ -106,14 +111,46 @@ class RowFiles:
         names = [self.names[file] for file in pieces.files.tolist()]
         starts = (pieces.firsts * self.row_nbytes).tolist()
         self.folder.read_parts(list(zip(names, starts, nbytes.tolist(), strict=True)), content.data)
+        self.check(pieces, content)
+
+    def at_hand(self) -> AtHand:
+        """Return all rows in one array.
+
+        Files on a disk here are mapped, not read: what is touched takes the memory that the system
+        has its copy of the file in, and no other.
+        """
+        if self.folder.can_map:
+            found = AtHand(self, *self._map())
+            found.check()
+            return found
+        rows = np.empty((int(self.starts[-1]), *self.row_shape), self.dtype)
+        block = block_rows(self.row_nbytes)
+        step = max(1, PART_NBYTES // self.row_nbytes // block) * block
+        for first in range(0, len(rows), step):  # so that checksums take little memory
+            last = min(first + step, len(rows))
+            self.read_ranges(np.array([first]), np.array([last]), rows[first:last])
+        return AtHand(self, rows, self.starts[:-1], is_mapped=False)
+
+    def _map(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Map all rows, those of each file at the beginning of a page; return where they begin."""
+        sizes = np.diff(self.starts)
+        room = -(-sizes // ROWS_APART) * ROWS_APART
+        begins = np.cumsum(room) - room
+        starts, nbytes = (begins * self.row_nbytes).tolist(), (sizes * self.row_nbytes).tolist()
+        content = self.folder.map_parts(list(zip(self.names, starts, nbytes, strict=True)))
+        return content.view(self.dtype).reshape(-1, *self.row_shape), begins
+
+    def check(self, pieces: Pieces, content: NDArray[np.uint8]) -> None:
+        """Compare the bytes of whole blocks with their checksums."""
         step = block_rows(self.row_nbytes)
         n_blocks = -(-pieces.sizes() // step)
-        wrong = checksums_of_blocks(content, nbytes, self.row_nbytes) != self._known(
-            pieces.files, pieces.firsts // step, n_blocks
-        )
+        wrong = checksums_of_blocks(
+            content, pieces.sizes() * self.row_nbytes, self.row_nbytes
+        ) != self._known(pieces.files, pieces.firsts // step, n_blocks)
         if wrong.any():
             piece = np.searchsorted(np.cumsum(n_blocks), np.argmax(wrong), side="right")
-            raise self.folder.damaged("file", names[int(piece)], "a checksum is wrong")
+            name = self.names[int(pieces.files[piece])]
+            raise self.folder.damaged("file", name, "a checksum is wrong")
 
     def _known(
         self, files: NDArray[np.int64], firsts: NDArray[np.int64], n_blocks: NDArray[np.int64]
@@ -141,6 +178,27 @@ class RowFiles:
         starts = (np.cumsum(sizes) - sizes - firsts[begins])[group] + firsts
         before = np.cumsum(n_blocks) - n_blocks
         return found[np.repeat(starts - before, n_blocks) + np.arange(int(n_blocks.sum()))]
+
+
+@dataclasses.dataclass(frozen=True)
+class AtHand:
+    """All rows of some files in one array."""
+
+    files: RowFiles
+    rows: NDArray[Any]
+    begins: NDArray[np.int64]
+    """Where in the array the rows of each file begin; what is between is no row."""
+    is_mapped: bool = True
+
+    def check(self) -> None:
+        """Compare mapped rows with their checksums: also after use, since files can be changed."""
+        if not self.is_mapped:
+            return
+        sizes = np.diff(self.files.starts)
+        for file, (begin, size) in enumerate(zip(self.begins, sizes, strict=True)):
+            piece = Pieces(np.array([file]), np.array([0]), np.array([size]))
+            here = self.rows[begin : begin + size].reshape(-1).view(np.uint8)
+            self.files.check(piece, here)
 
 
 @dataclasses.dataclass(frozen=True)
