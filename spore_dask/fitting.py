@@ -28,7 +28,9 @@ from spore_dask.graph import (
     FORMAT,
     Graph,
     check_disk,
+    check_start,
     choose_index,
+    forgotten_if_refused,
     graph_folder,
     points_folder,
     scan_folder,
@@ -91,14 +93,11 @@ class Fit:
         with self.job.data.removed_when_done():
             check_unchanged(self.job.folder, self.job.data.source)
             finished = self.job.finished() if self.resume else None
-            if finished is None and not self.resume:
-                self.job.result.remove(SUMMARY)
-                remove_stage(self.job.result)
             return finished or self._run()
 
     def _run(self) -> Run:
         """Run the stages."""
-        graph = self.graph()
+        graph = self.graph(forget=not self.resume)
         extent = graph.points.extent()
         if extent <= 0:
             thresholds = Thresholds(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -131,19 +130,29 @@ class Fit:
         if not self.resume and folder.name not in kept_stages(self.job.folder, self.job.id):
             remove_stage(folder)
 
-    def graph(self) -> Graph:
-        """Return the graph to cluster: the one given, or one that is built now."""
+    def graph(self, *, forget: bool = False) -> Graph:
+        """Return the graph to cluster: the one given, or one that is built now.
+
+        If nothing speaks against it, an earlier result is forgotten where that is asked for.
+        """
         if self.job.graph is not None:
-            return self._check_graph(self.job.graph)
+            graph = self._check_graph(self.job.graph)
+            self._forget(forget)
+            return graph
         job, plan, engine = self.job, self.plan, self.engine
-        self._start_afresh(scan_folder(job.folder, plan))
-        scanned = scan_source(engine, job.folder, plan)
-        search = choose_index(engine, plan, scanned)
-        plan = plan.exact() if search in EXACT else plan
-        if search != CELLS or not self._few_fragments(plan, scanned, search):
-            plan = plan.whole()
-        later = plan.order_disk_nbytes + plan.labels_disk_nbytes
-        check_disk(job.folder, plan, scanned, search, later)
+        if self.resume:
+            check_start(job.folder, plan)
+        with forgotten_if_refused(scan_folder(job.folder, plan)):
+            self._start_afresh(scan_folder(job.folder, plan))
+            scanned = scan_source(engine, job.folder, plan)
+            search = choose_index(engine, plan, scanned)
+            plan = plan.exact() if search in EXACT else plan
+            if search != CELLS or not self._few_fragments(plan, scanned, search):
+                plan = plan.whole()
+            later = plan.order_disk_nbytes + plan.labels_disk_nbytes
+            about = job.folder, plan, scanned, search
+            check_disk(*about, later_nbytes=later, afresh=not self.resume)
+        self._forget(forget)
         for find in (graph_folder, points_folder):
             self._start_afresh(find(job.folder, plan, scanned, search))
         graph = search_graph(engine, job.folder, plan, scanned, search)
@@ -153,6 +162,12 @@ class Fit:
         for stage, name in zip(("scan", "points", "graph"), names, strict=True):
             self.stages[stage] = {"name": name}
         return graph
+
+    def _forget(self, forget: bool) -> None:
+        """Remove an earlier result of the same call, if that is asked for."""
+        if forget:
+            self.job.result.remove(SUMMARY)
+            remove_stage(self.job.result)
 
     def _check_graph(self, graph: Graph) -> Graph:
         """Refuse a graph that does not fit the source or the parameters."""
@@ -207,15 +222,14 @@ class Fit:
             self.plan.memory()["density"],
         )
         folder = self._stage("density", graph.name, *counts)
-        self._check_disk(folder)
+        if not is_done(folder):
+            order_nbytes = max(0, self.plan.order_disk_nbytes - folder.nbytes())
+            self._check_disk(order_nbytes + self.plan.labels_disk_nbytes)
         return rank_points(self.engine, folder, spec)
 
-    def _check_disk(self, density: Folder) -> None:
+    def _check_disk(self, nbytes: int) -> None:
         """Refuse a disk without room for what follows the graph."""
-        needed = self.plan.labels_disk_nbytes
-        if not is_done(density):
-            needed += max(0, self.plan.order_disk_nbytes - density.nbytes())
-        refuse_disk(needed, disk_free(self.job.folder))
+        refuse_disk(nbytes, disk_free(self.job.folder))
 
     def _thresholds(self, density: Density, extent: float) -> Thresholds:
         """Measure the distances."""
@@ -240,6 +254,8 @@ class Fit:
         seeds = self._seeds(graph, density)
         limits = thresholds.z, thresholds.start_mean, thresholds.start_std, params.min_retained
         folder = self._stage("expand", density.folder.name, seeds.folder.name, *limits)
+        if not is_done(folder):
+            self._check_disk(self.plan.labels_disk_nbytes)
         cache_nbytes = self.plan.coordinator_cache_nbytes
         growing = ExpandSpec(rows, seeds, params, thresholds, cache_nbytes)
         grown = expand(self.engine, folder, growing)
@@ -252,7 +268,9 @@ class Fit:
         policy = params.post_reassignment_policy
         depends_on = fragments.folder.name, thresholds.max_z, *kept, policy
         settled = self._stage("reassign", *depends_on)
-        voting = ReassignSpec(folder, fragments, large, params, thresholds, cache_nbytes)
+        voting = ReassignSpec(
+            folder, fragments, density.order, large, params, thresholds, cache_nbytes
+        )
         reassign(self.engine, settled, voting)
         return settled
 
@@ -277,9 +295,10 @@ class Fit:
         params, rows = self.job.resolved, graph.graph_rows
         folder = self._stage("fragments", skeletons.name, params.k, smallest)
         if params.max_scr_rounds == 0 or not len(large):
+            del self.stages["fragments"]  # of which nothing is written
             counts = np.zeros(density.order.n_ranges, np.int64)
             about = rows.n_points, params.k, rows.dtype, counts, rows.n_shards
-            return Fragments(folder, density.order, *about, gathered=True)
+            return Fragments(folder, *about, gathered=True)
         spec = FragmentSpec(
             graph.points,
             rows,

@@ -6,8 +6,9 @@ are gathered in files of ranges. Memory: what is held, within a budget, or the r
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,6 @@ class Fragments:
     """The rows of fragments on disk."""
 
     folder: Folder
-    order: Order
     n_points: int
     """Points of the graph."""
     k: int
@@ -42,6 +42,13 @@ class Fragments:
     """Shards of the graph."""
     gathered: bool
     """Whether they are in files of ranges, not in those of shards."""
+
+    @classmethod
+    def from_summary(cls, folder: Folder, summary: dict[str, Any]) -> Self:
+        """Return the fragments that a stage has found."""
+        names = [field.name for field in dataclasses.fields(cls)][1:]
+        known = {name: summary[name] for name in names}
+        return cls(folder, **{**known, "counts": np.array(known["counts"], np.int64)})
 
     @property
     def held_nbytes(self) -> int:
@@ -56,7 +63,12 @@ class Fragments:
 
     def places(self, i: int) -> Places:
         """Return where the fragments of a range are in the files of shards; they ascend."""
-        return places_of(self.folder, i, self.n_shards, self.order.n_ranges)
+        return places_of(self.folder, i, self.n_shards, len(self.counts))
+
+    def arrays(self) -> list[RowFiles]:
+        """Return all arrays in the files of shards, none where they are gathered."""
+        starts = None if self.gathered else self.places(0).starts
+        return [] if starts is None else [self.array(name, starts) for name in ARRAYS]
 
     def array(self, name: str, starts: NDArray[np.int64]) -> RowFiles:
         """Return "points", "neighbors" or "distances" in the files of shards."""
@@ -73,33 +85,19 @@ def in_order(order: NDArray[np.integer], points: NDArray[np.integer]) -> NDArray
     return ordered
 
 
-class Rows(Protocol):
+class Rows(abc.ABC):
     """Rows of fragments at hand."""
 
-    read_nbytes: int
-    """Bytes read so far."""
+    def __init__(self, fragments: Fragments) -> None:
+        self._fragments = fragments
+        self._pieces: dict[int, Piece] = {}
+        self._mapped: list[AtHand] = []
+        self.read_nbytes = 0
+        """Bytes read so far."""
 
+    @abc.abstractmethod
     def piece(self, i: int) -> Piece:
         """Return the fragments of a range that has some, in order, with their rows."""
-
-    def keep(self, i: int, left: NDArray[np.bool_]) -> None:
-        """Forget the fragments of a piece at hand that are not left."""
-
-    def check(self) -> None:
-        """Notice whether files in use have changed."""
-
-
-def rows_of(fragments: Fragments, budget_nbytes: int) -> Rows:
-    """Return what brings the rows of fragments, piece by piece."""
-    return GatheredRows(fragments, budget_nbytes) if fragments.gathered else HeldRows(fragments)
-
-
-class Pieces:
-    """Pieces at hand."""
-
-    def __init__(self) -> None:
-        self._pieces: dict[int, Piece] = {}
-        self.read_nbytes = 0
 
     def keep(self, i: int, left: NDArray[np.bool_]) -> None:
         """Forget the fragments of a piece at hand that are not left."""
@@ -107,17 +105,27 @@ class Pieces:
             piece = self._pieces[i]
             self._pieces[i] = piece._replace(points=piece.points[left], rows=piece.rows[left])
 
+    def check(self) -> None:
+        """Notice whether files in use have changed."""
+        in_threads(AtHand.check, self._mapped)
 
-class HeldRows(Pieces):
+
+def rows_of(fragments: Fragments, order: Order, budget_nbytes: int) -> Rows:
+    """Return what brings the rows of fragments, piece by piece."""
+    if fragments.gathered:
+        return GatheredRows(fragments, budget_nbytes)
+    return HeldRows(fragments, order)
+
+
+class HeldRows(Rows):
     """Rows in the files of shards, all of them at hand."""
 
-    def __init__(self, fragments: Fragments) -> None:
-        super().__init__()
-        starts = fragments.places(0).starts
-        files = [fragments.array(name, starts) for name in Entries._fields]
-        self._fragments = fragments
-        self._points = fragments.array("points", starts).read(0, int(starts[-1]))
-        self._arrays: list[AtHand] = in_threads(RowFiles.at_hand, files)
+    def __init__(self, fragments: Fragments, order: Order) -> None:
+        super().__init__(fragments)
+        self._order = order
+        points, *files = fragments.arrays()
+        self._points = points.read(0, int(points.starts[-1]))
+        self._mapped = in_threads(RowFiles.at_hand, files)
         self.read_nbytes = sum(one.row_nbytes for one in files) * len(self._points)
 
     def piece(self, i: int) -> Piece:
@@ -126,24 +134,19 @@ class HeldRows(Pieces):
             starts, firsts, lasts = self._fragments.places(i)
             sizes = lasts - firsts
             places = np.arange(int(sizes.sum())) + np.repeat(lasts - np.cumsum(sizes), sizes)
-            rows = places + np.repeat(self._arrays[0].begins - starts[:-1], sizes)
+            rows = places + np.repeat(self._mapped[0].begins - starts[:-1], sizes)
             points = self._points[places]
-            order = in_order(self._fragments.order.points(i), points)
-            arrays = (found.rows for found in self._arrays)
+            order = in_order(self._order.points(i), points)
+            arrays = (found.rows for found in self._mapped)
             self._pieces[i] = Piece(points[order], rows[order], *arrays)
         return self._pieces[i]
 
-    def check(self) -> None:
-        """Notice whether files in use have changed."""
-        in_threads(AtHand.check, self._arrays)
 
-
-class GatheredRows(Pieces):
+class GatheredRows(Rows):
     """Rows in files of ranges, as many at hand as a budget allows."""
 
     def __init__(self, fragments: Fragments, budget_nbytes: int) -> None:
-        super().__init__()
-        self._fragments = fragments
+        super().__init__(fragments)
         self._left_nbytes = budget_nbytes
 
     def piece(self, i: int) -> Piece:
@@ -158,6 +161,3 @@ class GatheredRows(Pieces):
             self._pieces[i] = piece
             self._left_nbytes -= nbytes
         return piece
-
-    def check(self) -> None:
-        """Files were read, and checked then."""

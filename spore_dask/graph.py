@@ -7,9 +7,11 @@ writes beside. Memory of this process: the sample; of each worker: see `memory`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,12 +19,20 @@ import zarr
 from numpy.typing import NDArray
 
 from spore_dask.engine import Engine
-from spore_dask.errors import InputError
+from spore_dask.errors import InputError, LimitError
 from spore_dask.inputs import find_input, remembered
 from spore_dask.memory import Shape
 from spore_dask.opening import opened
 from spore_dask.pilot import CELLS, EXACT, PRODUCTS, PYNNDESCENT, choose_search, compared_by_cells
-from spore_dask.plan import FEW_COLUMNS, Options, Plan, disk_free, make_plan, refuse_disk
+from spore_dask.plan import (
+    FEW_COLUMNS,
+    Options,
+    Plan,
+    PlanType,
+    disk_free,
+    make_plan,
+    refuse_disk,
+)
 from spore_dask.points import BOXES, MEANS, Points
 from spore_dask.recall import CERTIFIED, Recall
 from spore_dask.shards import GraphRows
@@ -158,7 +168,9 @@ def plan_graph(
     """
     folder = Folder(address(out))
     data = find_input(source, component, folder)
-    return make_plan(data, folder, Options(k, **options), memory_limit, n_workers, Plan)
+    return room_for_plan(
+        folder, make_plan(data, folder, Options(k, **options), memory_limit, n_workers, Plan)
+    )
 
 
 def build_graph(
@@ -245,7 +257,8 @@ def build_with(
     data = find_input(source, component, folder)
 
     def plan(memory_limit: Any, n_workers: int | None) -> Plan:
-        return make_plan(data, folder, options, memory_limit, n_workers, Plan)
+        plan = make_plan(data, folder, options, memory_limit, n_workers, Plan)
+        return room_for_plan(folder, plan)
 
     with opened(
         folder,
@@ -263,11 +276,13 @@ def _build(engine: Engine, folder: Folder, plan: Plan) -> str:
     """Run the stages; return the name of the graph."""
     plan = dataclasses.replace(plan, data=plan.data.known(engine, plan.memory()["scan"]))
     with plan.data.removed_when_done():
-        scanned = scan_source(engine, folder, plan)
-        search = choose_index(engine, plan, scanned)
-        plan = plan.exact() if search in EXACT else plan
-        plan = plan if search == CELLS else plan.whole()
-        check_disk(folder, plan, scanned, search)
+        check_start(folder, plan)
+        with forgotten_if_refused(scan_folder(folder, plan)):
+            scanned = scan_source(engine, folder, plan)
+            search = choose_index(engine, plan, scanned)
+            plan = plan.exact() if search in EXACT else plan
+            plan = plan if search == CELLS else plan.whole()
+            check_disk(folder, plan, scanned, search)
         graph = search_graph(engine, folder, plan, scanned, search)
     folder.write_json(POINTER, {"name": graph.name})
     graph.recall.warn_if_below(plan.options.recall_target, stacklevel=4)
@@ -294,21 +309,66 @@ def has_graph(folder: Folder, plan: Plan, scanned: Scan, search: str) -> bool:
     return is_done(points) and graph_folder(folder, plan, scanned, search).exists(POINTER)
 
 
+def room_for_plan(folder: Folder, plan: PlanType) -> PlanType:
+    """Return a plan; refuse it if the disk has no room, unless there are stages to take up.
+
+    If so, `check_disk` tells when it is known which. What a dask array is, and whether it was met
+    before, is known when it has been computed and written.
+    """
+    begun = is_done(scan_folder(folder, plan))
+    if plan.data.is_computed:
+        begun = any(name.startswith("scan-") for name in folder.names())
+    if not begun:
+        check_start(folder, plan)
+    elif plan.data.is_computed:
+        refuse_disk(plan.copied_nbytes, disk_free(folder))
+    return plan
+
+
+def check_start(folder: Folder, plan: Plan) -> None:
+    """Refuse a disk without room for the whole run, if its scan is not there."""
+    if not is_done(scan_folder(folder, plan)):
+        copied = plan.data.folder.nbytes() if plan.data.content is not None else 0
+        refuse_disk(plan.disk_nbytes - copied, disk_free(folder))
+
+
 def check_disk(
-    folder: Folder, plan: Plan, scanned: Scan, search: str, later_nbytes: int = 0
+    folder: Folder,
+    plan: Plan,
+    scanned: Scan,
+    search: str,
+    *,
+    later_nbytes: int = 0,
+    afresh: bool = False,
 ) -> None:
-    """Refuse a disk without room for what is still to be written of a graph, and later."""
+    """Refuse a disk without room for what is still to be written of a graph, and later.
+
+    What is there counts; if all is made afresh, it is removed first.
+    """
     free = disk_free(folder)
-    if free is None or has_graph(folder, plan, scanned, search):
+    if free is None or (has_graph(folder, plan, scanned, search) and not afresh):
         return
     graph = graph_folder(folder, plan, scanned, search)
     points = points_folder(folder, plan, scanned, search)
-    needed = plan.search_disk_nbytes - graph.nbytes()
-    if not is_done(points):
-        written = [plan.data.folder] if plan.data.content is not None else []
-        begun = sum(stage.nbytes() for stage in (scanned.folder, points, graph, *written))
-        needed = plan.graph_disk_nbytes - begun
+    if is_done(points) and not afresh:
+        needed = plan.search_disk_nbytes - graph.nbytes()
+    else:
+        found = [scanned.folder, points, *([graph] if afresh else [])]
+        found += [plan.data.folder] if plan.data.content is not None else []
+        needed = plan.graph_disk_nbytes - sum(stage.nbytes() for stage in found)
     refuse_disk(max(0, needed) + later_nbytes, free)
+
+
+@contextlib.contextmanager
+def forgotten_if_refused(scanned: Folder) -> Iterator[None]:
+    """Remove a scan that was made only to find that there is no room."""
+    was_there = is_done(scanned)
+    try:
+        yield
+    except LimitError:
+        if not was_there:
+            scanned.remove()
+        raise
 
 
 def search_graph(engine: Engine, folder: Folder, plan: Plan, scanned: Scan, search: str) -> Graph:

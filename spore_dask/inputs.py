@@ -54,12 +54,17 @@ class Input:
         """Where the content is written."""
         return Folder(self.source.url.rsplit("/", 1)[0])
 
+    @property
+    def is_computed(self) -> bool:
+        """Whether the content has to be computed before it is known what it is."""
+        return isinstance(self.content, dask.array.Array)
+
     def known(self, engine: Engine, needs_nbytes: int) -> Input:
         """Return the same with the source's identity known.
 
         What a dask array will give cannot be told beforehand: it is computed and written now.
         """
-        if not isinstance(self.content, dask.array.Array):
+        if not self.is_computed:
             return self
         self.remove()
         self.write(engine, needs_nbytes)

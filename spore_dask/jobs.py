@@ -19,7 +19,7 @@ import zarr
 from dask.utils import parse_bytes
 
 from spore_dask.errors import ParameterError
-from spore_dask.graph import FORMAT, Graph
+from spore_dask.graph import FORMAT, Graph, room_for_plan
 from spore_dask.inputs import Input, check_unchanged, find_input
 from spore_dask.params import Params, ResolvedParams
 from spore_dask.plan import FitPlan, Options, make_plan
@@ -90,7 +90,9 @@ class Job:
         options = dataclasses.replace(self.options, k=self.head_k, longest_k=self.longest_k)
         known = None if self.graph is None else self.graph.shape
         make = functools.partial(FitPlan, cache_limit=self.cache_nbytes, known=known)
-        return make_plan(self.data, self.folder, options, memory_limit, n_workers, make)
+        plan = make_plan(self.data, self.folder, options, memory_limit, n_workers, make)
+        is_there = self.graph is not None or self.result.exists(SUMMARY)
+        return plan if is_there else room_for_plan(self.folder, plan)
 
     @property
     def cache_nbytes(self) -> int | None:

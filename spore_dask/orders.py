@@ -32,7 +32,7 @@ class Order:
         """Return the numbers of the points of a range, in order."""
         return self.folder.child("order").read_array(str(i))
 
-    def ranges_of(self, shard: int) -> NDArray[np.uint32]:
+    def ranges_of(self, shard: int) -> NDArray[np.uint16]:
         """Return the range that each point of a shard of the graph is in."""
         return self.folder.child("ranges").read_array(str(shard))
 
@@ -44,7 +44,7 @@ def write_range(folder: Folder, i: int, points: NDArray[Any]) -> None:
 
 def write_ranges_of(folder: Folder, shard: int, ranges: NDArray[np.integer]) -> None:
     """Write the range that each point of a shard of the graph is in."""
-    folder.child("ranges").write_array(str(shard), ranges.astype(np.uint32))
+    folder.child("ranges").write_array(str(shard), ranges.astype(np.uint16))
 
 
 PLACES = "places"

@@ -27,8 +27,6 @@ from spore_dask.threads import n_threads
 
 KNN = one_of("auto", "exact", "approximate")
 KNN_INDEX = one_of("cells", "pynndescent", optional=True)
-STAGES = ("scan-", "points-")
-"""How the folders begin that a graph may take up."""
 FEW_COLUMNS = 3
 """Columns up to which boxes always prune."""
 RECALL = Range("a number in (0, 1]", lambda v: isinstance(v, float | int) and 0 < v <= 1, float)
@@ -134,8 +132,6 @@ class Plan:
     """Bytes that each process may use."""
     disk_free: int | None
     """Bytes free where the run goes, if that is known."""
-    is_begun: bool
-    """Whether stages are there that it may take up: only they will tell what the disk lacks."""
 
     @property
     def disk_nbytes(self) -> int:
@@ -143,17 +139,27 @@ class Plan:
         return self.graph_disk_nbytes
 
     @property
+    def copied_nbytes(self) -> int:
+        """Bytes of the input that have to be written first."""
+        n_points, n_columns = self.data.source.shape
+        nbytes = n_points * n_columns * np.dtype(self.data.source.dtype).itemsize
+        return 0 if self.data.content is None else nbytes
+
+    @property
     def graph_disk_nbytes(self) -> int:
         """Bytes that the graph has on disk at most, with its points."""
-        n_points, n_columns = self.data.source.shape
-        copied = n_points * n_columns * np.dtype(self.data.source.dtype).itemsize
-        copied = 0 if self.data.content is None else copied
-        return memory.disk_nbytes(self.shape, copied, self.may_approximate)
+        return memory.disk_nbytes(self._sure_shape, self.copied_nbytes, self.may_approximate)
 
     @property
     def search_disk_nbytes(self) -> int:
         """Bytes that the search has on disk at most, beside the points."""
-        return memory.search_disk_nbytes(self.shape, self.may_approximate)
+        return memory.search_disk_nbytes(self._sure_shape, self.may_approximate)
+
+    @property
+    def _sure_shape(self) -> Shape:
+        """The sizes of the graph, as far as they are sure: approximate rows are all long."""
+        approximate = self.options.knn == "approximate" or self.options.knn_index == "pynndescent"
+        return self._largest_shape if approximate and self.may_approximate else self.shape
 
     @property
     def store_nbytes(self) -> int:
@@ -217,10 +223,8 @@ class Plan:
         return max(0, left // 2)
 
     def check(self) -> None:
-        """Refuse what cannot work."""
+        """Refuse what has not enough memory."""
         refuse_memory(self.memory(), self.memory_limit, self.reason)
-        if not self.is_begun:
-            refuse_disk(self.disk_nbytes, self.disk_free)
 
     def reason(self, stage: str, needed: str) -> str:
         """Say why a stage needs so much, and what to change."""
@@ -335,7 +339,7 @@ def make_plan(
     n_workers: int | None,
     make: Callable[..., PlanType],
 ) -> PlanType:
-    """Make the plan of a graph or a fit; raise a sentence where it cannot work."""
+    """Make the plan of a graph or a fit; raise a sentence where there is not enough memory."""
     n_points, n_columns = data.source.shape
     dtype = np.dtype(data.source.dtype)
     options = options.check(n_points)
@@ -360,7 +364,6 @@ def make_plan(
         ),
         as_memory_limit(memory_limit, n_workers),
         disk_free(folder),
-        any(name.startswith(STAGES) for name in folder.names()),
     )
     plan.check()
     return plan

@@ -25,6 +25,7 @@ from spore_dask.errors import (
     SporeError,
     StoreError,
 )
+from spore_dask.fragments import Fragments
 from spore_dask.locks import locked
 from spore_dask.params import one_of
 from spore_dask.shards import ARRAYS, GraphRows, Longer
@@ -204,6 +205,9 @@ def _verify_stages(run: Run) -> dict[str, int]:
         checked[name] = sum(folder.read_array(array).nbytes for array in folder.arrays())
         if name != "graph":
             checked[name] += sum(_read_rows(rows) for rows in folder.row_arrays())
+        if name == "fragments":
+            found = Fragments.from_summary(folder, folder.read_json(MARKER) or {})
+            checked[name] += sum(map(_read_rows, found.arrays()))
     return checked
 
 

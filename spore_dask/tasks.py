@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from spore_dask.store import Folder
 Receipt = dict[str, Any]
 MARKER = "done.json"
 MOST_IN_BATCH = 16
-BATCHES_PER_WORKER = 4
+BATCHES_PER_WORKER = 2
 """Light tasks that travel together, and how many batches each worker gets at least."""
 
 
@@ -55,10 +56,11 @@ def run_work(engine: Engine, folder: Folder, work: Work) -> list[Receipt]:
 
 
 def _batches(numbers: list[int], n_workers: int) -> list[list[int]]:
-    """Share out the numbers of light tasks."""
-    size = len(numbers) // (BATCHES_PER_WORKER * max(1, n_workers))
-    size = min(max(1, size), MOST_IN_BATCH)
-    return [numbers[first : first + size] for first in range(0, len(numbers), size)]
+    """Share out the numbers of light tasks evenly."""
+    n_batches = max(BATCHES_PER_WORKER * max(1, n_workers), -(-len(numbers) // MOST_IN_BATCH))
+    n_batches = max(1, min(n_batches, len(numbers)))
+    ends = [i * len(numbers) // n_batches for i in range(n_batches + 1)]
+    return [numbers[first:last] for first, last in itertools.pairwise(ends) if first < last]
 
 
 def _keep_receipts(

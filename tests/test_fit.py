@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import spore_dask
 from spore_dask import (
     SPORE,
+    DamagedError,
     Graph,
     InputError,
     LimitError,
@@ -673,6 +674,51 @@ def test_the_summary_says_what_happened(tmp_path):
     assert "clusters" in repr(run)
 
 
+def test_a_run_without_a_vote_is_whole(tmp_path):
+    x = blobs_and_shapes(2000, 2)[0]
+    run = fit(x, tmp_path / "out", n_workers=0, max_scr_rounds=0, keep="all")
+    assert "fragments" not in verify(run)
+
+
+@pytest.mark.parametrize("hold", ["1GB", 0])
+def test_verify_reads_the_rows_of_fragments(tmp_path, hold):
+    x = blobs_and_shapes(4000, 2)[0]
+    run = fit(x, tmp_path / "out", n_workers=0, keep="all", cache_limit=hold)
+    assert verify(run)["fragments"] > 0
+    pattern = "fragments-*/*.distances.npy" if hold == 0 else "fragments-*/buckets/*.distances"
+    path = next(path for path in (tmp_path / "out").glob(pattern) if path.stat().st_size > 200)
+    content = bytearray(path.read_bytes())
+    content[150] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DamagedError, match="fragments-"):
+        verify(run)
+
+
+@pytest.mark.parametrize(("stage", "name"), [("expand", "graph"), ("reassign", "fragments")])
+def test_nothing_is_kept_of_rows_that_change_in_use(tmp_path, monkeypatch, stage, name):
+    """A checkpoint of what was made of damaged rows would outlive them."""
+    monkeypatch.setattr("spore_dask.store.plain.can_map", lambda path: True)
+    monkeypatch.setattr("spore_dask.checkpoints.EVERY_SECONDS", 0)
+    x = blobs_and_shapes(20_000, 2, dtype=np.float32)[0]
+    out = tmp_path / "out"
+    expected = fit(x, tmp_path / "whole", n_workers=0).labels[...]
+    hit = []
+
+    def harm(event):
+        if event.stage == stage and event.kind in ("stage-start", "task-done") and not hit:
+            pattern = {"graph": "distances/c/*/0", "fragments": "buckets/*.distances"}[name]
+            hit.extend(out.glob(f"{name}-*/{pattern}"))
+            for path in hit:
+                content = 2 * np.fromfile(path, np.float32)
+                with path.open("r+b") as file:
+                    file.write(content.data)
+
+    with pytest.raises(DamagedError, match="a checksum is wrong"):
+        fit(x, out, n_workers=0, progress=harm)
+    assert hit
+    np.testing.assert_array_equal(fit(x, out, n_workers=0).labels[...], expected)
+
+
 def test_a_full_disk_counts_what_a_fit_takes_up(tmp_path, monkeypatch):
     x = blobs_and_shapes(4000, 2)[0].astype(np.float32)
     out, free = tmp_path / "out", type("Usage", (), {"free": 10**9})
@@ -684,10 +730,44 @@ def test_a_full_disk_counts_what_a_fit_takes_up(tmp_path, monkeypatch):
     with pytest.raises(LimitError, match="of disk"):
         fit(x, out, n_workers=0, z_percentile=80)
     np.testing.assert_array_equal(first.labels[...], labels)
+    with pytest.raises(LimitError, match="of disk"):
+        fit(x, out, n_workers=0, resume=False)
+    np.testing.assert_array_equal(spore_dask.open_run(out).labels[...], labels)
     free.free = 18 * 4000
     assert fit(x, out, n_workers=0, z_percentile=80).n_clusters > 0
+    with pytest.raises(LimitError, match="of disk"):
+        fit(x, tmp_path / "other", n_workers=0, graph=first)
     free.free = 10**6
     np.testing.assert_array_equal(fit(x, out, n_workers=0, resume=False).labels[...], labels)
+
+
+def test_a_full_disk_does_not_stop_what_is_nearly_done(tmp_path, monkeypatch):
+    x = blobs_and_shapes(4000, 2)[0].astype(np.float32)
+    out, free = tmp_path / "out", type("Usage", (), {"free": 10**9})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: free)
+
+    def stop(event):
+        if (event.stage, event.kind) == ("publish", "stage-start"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(x, out, n_workers=0, progress=stop)
+    free.free = 0
+    assert fit(x, out, n_workers=0, keep="labels").n_clusters > 0
+    assert fit(x, out, n_workers=0, keep="labels").n_clusters > 0
+
+
+def test_an_approximate_fit_is_planned_with_long_rows(tmp_path, monkeypatch):
+    x = blobs_and_shapes(4000, 8)[0].astype(np.float32)
+    out, free = tmp_path / "out", type("Usage", (), {"free": 10**9})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: free)
+    head, longest = Params().resolve(4000).expansion_neighbors, Params().resolve(4000).k
+    shapes = [spore_dask.memory.shape_of(4000, 8, 4, k, None, longest) for k in (head, longest)]
+    short, long = (spore_dask.memory.disk_nbytes(shape, x.nbytes, True) for shape in shapes)
+    free.free = (short + long) // 2
+    with pytest.raises(LimitError, match="of disk"):
+        fit(x, out, n_workers=0, knn="approximate")
+    assert not out.exists()
 
 
 def test_peak_memory_is_within_the_projection(tmp_path):

@@ -257,7 +257,7 @@ class Case:
         whole = self.graphs[LONGEST]
         wanted = self.order[is_fragment[self.order]]
         assert fragments.counts.sum() == len(wanted)
-        rows = rows_of(fragments, 10_000)
+        rows = rows_of(fragments, self.stored_order, 10_000)
         ranges = np.flatnonzero(fragments.counts).tolist()
         pieces = [rows.piece(i) for i in ranges for _ in range(2)][::2]  # once more: the same
         assert [len(piece.points) for piece in pieces] == fragments.counts[ranges].tolist()
@@ -323,7 +323,7 @@ def test_pieces_forget_those_that_are_not_left(case, tmp_path):
         folder = Folder(str(tmp_path / str(hold_nbytes)))
         spec = case.spec(HEAD, is_fragment, f"left-{hold_nbytes}", hold_nbytes)
         with open_engine(n_workers=0) as engine:
-            rows = rows_of(gather_fragments(engine, folder, spec, LARGE), 1 << 30)
+            rows = rows_of(gather_fragments(engine, folder, spec, LARGE), spec.order, 1 << 30)
         before = rows.piece(1)
         left = np.arange(len(before.points)) % 3 == 0
         rows.keep(1, left)
@@ -391,7 +391,7 @@ def test_numbers_of_64_bits(case, tmp_path, monkeypatch):
     CACHE.clear()
     whole = case.graphs[LONGEST].neighbors[...]
     for i in range(N_RANGES):
-        points, _, neighbors, _ = rows_of(fragments, 0).piece(i)
+        points, _, neighbors, _ = rows_of(fragments, spec.order, 0).piece(i)
         assert (points.dtype, neighbors.dtype) == (np.int64, np.int64)
         np.testing.assert_array_equal(neighbors, whole[points])
     for shard, n_longer in enumerate(graph.summary["n_longer"]):

@@ -3,7 +3,6 @@
 import functools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -374,13 +373,34 @@ def test_only_what_is_reused_counts_on_a_full_disk(tmp_path, monkeypatch):
     assert build_graph(source, out, 5, n_workers=0).k == 5
 
 
-def test_a_graph_whose_scan_is_gone_needs_no_other_room(tmp_path, monkeypatch):
-    source, out = write_zarr(tmp_path / "x.zarr", crowd(4000), 1000), tmp_path / "out"
-    first = build_graph(source, out, 5, n_workers=0)
-    for scan in out.glob("scan-*"):
-        shutil.rmtree(scan)
-    leave_on_disk(monkeypatch, 100_000)
-    assert build_graph(source, out, 5, n_workers=0).name == first.name
+@pytest.mark.parametrize("kind", ["zarr", "numpy", "dask"])
+def test_nothing_is_written_of_other_data_on_a_full_disk(tmp_path, monkeypatch, kind):
+    out = tmp_path / "out"
+    build_graph(write_zarr(tmp_path / "x.zarr", crowd(4000), 1000), out, 5, n_workers=0)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    x = crowd(4000) + 1
+    other = {
+        "zarr": lambda: write_zarr(tmp_path / "other.zarr", x, 1000),
+        "numpy": lambda: x,
+        "dask": lambda: da.from_array(x, chunks=(1000, 3)),
+    }[kind]()
+    leave_on_disk(monkeypatch, x.nbytes - 1)
+    for plan in (plan_graph, functools.partial(build_graph, n_workers=0)):
+        with pytest.raises(LimitError, match=NO_ROOM):
+            plan(other, out, 5)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_a_scan_that_only_finds_that_there_is_no_room_is_removed(tmp_path, monkeypatch):
+    x, out = crowd(4000), tmp_path / "out"
+    lazy = da.from_array(x, chunks=(1000, 3))
+    build_graph(lazy, out, 5, n_workers=0)
+    before = {path.name for path in out.iterdir()}
+    leave_on_disk(monkeypatch, x.nbytes)
+    with pytest.raises(LimitError, match=NO_ROOM):
+        build_graph(lazy, out, 5, seed=3, n_workers=0)
+    assert {path.name for path in out.iterdir()} == before | {"progress-graph.json"}
+    assert build_graph(lazy, out, 5, n_workers=0).k == 5
 
 
 def test_a_copied_input_goes_before_the_search(tmp_path, monkeypatch):

@@ -29,13 +29,16 @@ def test_receipts_come_in_order_and_survive_a_failure(tmp_path, light):
         engine.progress = lambda event: done.append(event.kind == "task-done")
         receipts = run_work(engine, folder, work)
     assert [receipt["square"] for receipt in receipts] == [item**2 for item in items]
-    assert sum(done) == (5 if light else 13)
+    assert sum(done) == (2 if light else 13)
 
 
-@pytest.mark.parametrize(("n_tasks", "n_workers", "size"), [(19, 2, 2), (3, 2, 1), (9000, 2, 16)])
+@pytest.mark.parametrize(
+    ("n_tasks", "n_workers", "size"), [(19, 2, 5), (3, 2, 1), (9000, 2, 16), (0, 2, 0)]
+)
 def test_batches_keep_every_worker_busy(n_tasks, n_workers, size):
     numbers = list(range(n_tasks))
     batches = _batches(numbers, n_workers)
     assert [number for batch in batches for number in batch] == numbers
-    assert max(map(len, batches)) == size <= MOST_IN_BATCH
-    assert len(batches) >= min(n_tasks, 4 * n_workers)
+    assert max(map(len, batches), default=0) == size <= MOST_IN_BATCH
+    assert len(batches) >= min(n_tasks, 2 * n_workers)
+    assert size - min(map(len, batches), default=0) <= 1

@@ -9,7 +9,7 @@ import logging
 import queue
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -57,7 +57,7 @@ class Flight:
 
     def outcomes(
         self, needs_nbytes: int, memory_limit: int | None
-    ) -> Iterator[tuple[int, Outcome]]:
+    ) -> Generator[tuple[int, Outcome]]:
         """Yield numbers and outcomes as they come; leave nothing on the cluster."""
         from distributed import KilledWorker
 

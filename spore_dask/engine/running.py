@@ -66,7 +66,7 @@ class Engine:
         needs_nbytes
             Memory that one task is projected to need, for the error that says it was too much.
         here
-            Whether to do the tasks in this process, though there may be others.
+            Whether to do the tasks in this process, though there may be others; without retries.
         on_done
             Called here with an item and its receipt as each task is done.
 
@@ -87,8 +87,12 @@ class Engine:
         receipts: list[Any] = [None] * len(items)
         steps.tell("stage-start")
         try:
-            outcomes = self._outcomes(steps, task, items, None if here else needs_nbytes)
-            with contextlib.closing(outcomes):
+            if here or self._client is None or self._watch is None:
+                found = self._here(steps, task, items)
+            else:
+                flight = Flight(self._client, self._watch, steps, task, items, self._proof)
+                found = flight.outcomes(needs_nbytes, self.memory_limit)
+            with contextlib.closing(found) as outcomes:
                 for number, outcome in outcomes:
                     self._peaks[outcome.process] = outcome.peak_nbytes
                     if outcome.error is not None:
@@ -165,18 +169,10 @@ class Engine:
         """Return the peak resident memory in bytes of each process, as of its last task."""
         return {**self._peaks, process_name(): peak_nbytes()}
 
-    def _outcomes(
-        self,
-        steps: Steps,
-        task: Callable[[Any], Any],
-        items: Sequence[Any],
-        needs_nbytes: int | None,
+    def _here(
+        self, steps: Steps, task: Callable[[Any], Any], items: Sequence[Any]
     ) -> Generator[tuple[int, Outcome]]:
-        """Yield the number and the outcome of each item, as they come; from here without needs."""
-        if self._client is not None and self._watch is not None and needs_nbytes is not None:
-            flight = Flight(self._client, self._watch, steps, task, items, self._proof)
-            yield from flight.outcomes(needs_nbytes, self.memory_limit)
-            return
+        """Yield the number and the outcome of each item, done in this process."""
         for number, item in enumerate(items):
             try:
                 with one_product_thread():

@@ -118,6 +118,10 @@ class Expansion:
                 if self.checkpoints.due():
                     self._save()
             done()
+        self._check_rows()
+
+    def _check_rows(self) -> None:
+        """Notice whether rows that are mapped have changed since they came."""
         for pages in (self.pages, self.longer_pages):
             pages.check()
 
@@ -174,6 +178,7 @@ class Expansion:
 
     def _save(self) -> None:
         """Keep where the expansion stands."""
+        self._check_rows()
         growth, now = self.growth, self.growth.state[0]
         head, tail = int(now["head"]), int(now["tail"])
         arrays = {

@@ -55,20 +55,13 @@ def gather_fragments(
     if spec.k > spec.shape.longest_k:  # partitions keep no more copies of heavy points than that
         raise ValueError(f"k is {spec.k}, but longest_k is {spec.shape.longest_k}")
     build = functools.partial(_build, engine, spec, large)
-    fragments = _fragments(spec, folder, run_stage(folder, build))
+    fragments = Fragments.from_summary(folder, run_stage(folder, build))
     if not fragments.gathered and fragments.held_nbytes > spec.hold_nbytes:
         folder.remove(MARKER)  # there was more memory when it was written
-        fragments = _fragments(spec, folder, run_stage(folder, build))
+        fragments = Fragments.from_summary(folder, run_stage(folder, build))
     if fragments.gathered:
         end_exchange(folder)
     return fragments
-
-
-def _fragments(spec: FragmentSpec, folder: Folder, summary: Receipt) -> Fragments:
-    """Return what the stage has left."""
-    counts, graph = np.array(summary["counts"], np.int64), spec.graph
-    about = graph.n_points, spec.k, graph.dtype, counts, graph.n_shards, summary["gathered"]
-    return Fragments(folder, spec.order, *about)
 
 
 def _build(engine: Engine, spec: FragmentSpec, large: NDArray[np.int64], folder: Folder) -> Receipt:
@@ -79,13 +72,17 @@ def _build(engine: Engine, spec: FragmentSpec, large: NDArray[np.int64], folder:
     receipts = run_work(engine, folder, work)
     plan_exchange(folder, n_shards, n_ranges)
     summary = {
+        "n_points": spec.graph.n_points,
+        "k": spec.k,
+        "dtype": spec.graph.dtype,
         "counts": range_sizes(folder, n_shards, n_ranges).tolist(),
-        "coordinates_compared": sum(r["n_compared"] for r in receipts),
+        "n_shards": n_shards,
         "gathered": False,
+        "coordinates_compared": sum(r["n_compared"] for r in receipts),
     }
-    fragments = _fragments(spec, folder, summary)
+    fragments = Fragments.from_summary(folder, summary)
     if fragments.held_nbytes > spec.hold_nbytes:
-        gather = functools.partial(_gather, fragments)
+        gather = functools.partial(_gather, fragments, spec.order)
         work = Work("gather", gather, range(n_ranges), spec.needs_nbytes, light=True)
         run_work(engine, folder, work)
         summary["gathered"] = True
@@ -148,12 +145,12 @@ def _cut_rows(
                 rows[places[here]] = found
 
 
-def _gather(fragments: Fragments, i: int) -> Receipt:
+def _gather(fragments: Fragments, order: Order, i: int) -> Receipt:
     """Write the fragments of a range in order, if there are any."""
     starts, firsts, lasts = fragments.places(i)
     points = fragments.array("points", starts).read_ranges(firsts, lasts)
     if len(points):
-        ordered = in_order(fragments.order.points(i), points)
+        ordered = in_order(order.points(i), points)
         fragments.folder.write_array(f"{i}.points", points[ordered])
         for name in Entries._fields:
             rows = fragments.array(name, starts).read_ranges(firsts, lasts)

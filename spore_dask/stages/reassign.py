@@ -23,6 +23,7 @@ from spore_dask.engine import Engine
 from spore_dask.fragments import Fragments, rows_of
 from spore_dask.kernels import reassign as kernel
 from spore_dask.kernels.expand import CLUSTER
+from spore_dask.orders import Order
 from spore_dask.params import ResolvedParams
 from spore_dask.store import Folder
 from spore_dask.tasks import Receipt, run_stage
@@ -38,6 +39,7 @@ class ReassignSpec:
     skeletons: Folder
     """What Expansion has left."""
     fragments: Fragments
+    order: Order
     large: NDArray[Any]
     """LARGE records of the clusters that may be joined, by number."""
     params: ResolvedParams
@@ -122,7 +124,7 @@ class Vote:
             tolerances=spec.thresholds.max_z * spec.large["std"],
             reach=spec.params.reassignment_neighbors,
         )
-        self.rows = rows_of(spec.fragments, spec.cache_nbytes)
+        self.rows = rows_of(spec.fragments, spec.order, spec.cache_nbytes)
         self.checkpoints = Checkpoints(folder)
         self._read_before = 0
         known = self.checkpoints.last()
@@ -163,6 +165,7 @@ class Vote:
             self._n_changed += int(kernel.vote(*voted))
             self.rows.keep(i, self.labels[piece.points] == kernel.FRAGMENT)
             if self.checkpoints.due():
+                self.rows.check()
                 facts = {
                     "at": [self._round, i + 1, self._n_changed],
                     "read_nbytes": self.read_nbytes,

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import mmap
 import os
+import re
 import shutil
 import sys
 import uuid
@@ -24,7 +25,8 @@ from spore_dask.store.files import Part, ends_early
 PARTIAL = ".partial"
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 MAP_FIXED = 0x10
-"""Flag of the system call that Python's own module has no name for."""
+POPULATE_READ = 22
+"""What Python's own module has no names for: a flag of mmap, and an advice of Linux 5.14 on."""
 
 
 @contextlib.contextmanager
@@ -79,9 +81,17 @@ def can_map(path: str) -> bool:
 
     Elsewhere reads fail that later succeed; a mapped file that cannot be read ends the process.
     """
+    if sys.platform != "linux" or _kernel() < (5, 14):
+        return False
     with contextlib.suppress(FileNotFoundError):
-        return sys.platform == "linux" and os.major(os.stat(path).st_dev) != 0
+        return os.major(os.stat(path).st_dev) != 0
     return False
+
+
+def _kernel() -> tuple[int, int]:
+    """Return the version of Linux, as far as it matters."""
+    major, minor = re.findall(r"\d+", os.uname().release)[:2]
+    return int(major), int(minor)
 
 
 def map_files(path: str, parts: list[Part]) -> NDArray[np.uint8]:
@@ -96,17 +106,21 @@ def map_files(path: str, parts: list[Part]) -> NDArray[np.uint8]:
         return np.empty(0, np.uint8)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     content = np.frombuffer(mmap.mmap(-1, n_bytes, flags=flags), np.uint8)
-    call = ctypes.CDLL(None, use_errno=True).mmap
-    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    call.restype = ctypes.c_void_p
+    system = ctypes.CDLL(None, use_errno=True)
+    system.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    system.mmap.restype = ctypes.c_void_p
+    system.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     access, fixed = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | MAP_FIXED
     for name, start, nbytes in parts:
         with open(f"{path}/{name}", "rb") as file:
             if (missing := nbytes - os.fstat(file.fileno()).st_size) > 0:
                 raise ends_early(f"{path}/{name}", missing)
             place = content.ctypes.data + start
-            if nbytes and call(place, nbytes, access, fixed, file.fileno(), 0) != place:
-                raise OSError(ctypes.get_errno(), "cannot map", f"{path}/{name}")
+            if nbytes and (
+                system.mmap(place, nbytes, access, fixed, file.fileno(), 0) != place
+                or system.madvise(place, nbytes, POPULATE_READ)  # here, errors end no process
+            ):
+                raise OSError(ctypes.get_errno(), "cannot be mapped", f"{path}/{name}")
     return content
 
 

@@ -19,6 +19,8 @@ from spore_dask.store.plain import PlainFolder
 
 ROWS_APART = mmap.PAGESIZE // 4
 """Rows of numbers of 4 or 8 bytes that are whole pages of memory, whatever their length."""
+MOST_MAPPED = 4096
+"""Files of an array that are mapped at most: each takes two of the 65,530 that Linux allows."""
 PART_NBYTES = 16 << 20
 """What is read at a time of all rows."""
 CHECKS = "checks"
@@ -119,7 +121,7 @@ class RowFiles:
         Files on a disk here are mapped, not read: what is touched takes the memory that the system
         has its copy of the file in, and no other.
         """
-        if self.folder.can_map:
+        if len(self.names) <= MOST_MAPPED and self.folder.can_map:
             found = AtHand(self, *self._map())
             found.check()
             return found
