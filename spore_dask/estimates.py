@@ -182,7 +182,7 @@ class Pilot:
 
     def pace(self, stage: str, with_workers: bool) -> Pace:
         """Return how long a stage takes for what it has to do, here and with workers."""
-        few, many = (run.summary["stages"][stage].get("seconds", 0.0) for run in self._runs)
+        few, many = (run.summary["stages"].get(stage, {}).get("seconds", 0.0) for run in self._runs)
         sizes = [size_of(run) for run in self._runs]
         work_few, work_many = (costs.loads(size)[stage].work for size in sizes)
         same_search = (sizes[0].n_rounds is None) == (sizes[1].n_rounds is None)

@@ -30,7 +30,6 @@ from spore_dask.graph import (
     check_disk,
     check_start,
     choose_index,
-    forgotten_if_refused,
     graph_folder,
     points_folder,
     scan_folder,
@@ -137,22 +136,29 @@ class Fit:
         """
         if self.job.graph is not None:
             graph = self._check_graph(self.job.graph)
-            self._forget(forget)
+            if forget:
+                self._check_room(self.plan.order_disk_nbytes + self.plan.labels_disk_nbytes)
+                self._forget()
             return graph
-        job, plan, engine = self.job, self.plan, self.engine
-        if self.resume:
-            check_start(job.folder, plan)
-        with forgotten_if_refused(scan_folder(job.folder, plan)):
-            self._start_afresh(scan_folder(job.folder, plan))
-            scanned = scan_source(engine, job.folder, plan)
-            search = choose_index(engine, plan, scanned)
-            plan = plan.exact() if search in EXACT else plan
-            if search != CELLS or not self._few_fragments(plan, scanned, search):
-                plan = plan.whole()
-            later = plan.order_disk_nbytes + plan.labels_disk_nbytes
-            about = job.folder, plan, scanned, search
-            check_disk(*about, later_nbytes=later, afresh=not self.resume)
-        self._forget(forget)
+        job, engine = self.job, self.engine
+        is_new = not self.resume or check_start(job.folder, self.plan)
+        was_there = is_done(scan_folder(job.folder, self.plan))
+        plan, scanned, search = self._choose()
+        later = plan.order_disk_nbytes + plan.labels_disk_nbytes
+        check_disk(
+            job.folder,
+            plan,
+            scanned,
+            search,
+            later_nbytes=later,
+            afresh=not self.resume,
+            is_new=is_new and not was_there,
+        )
+        if forget:
+            self._forget()
+        if was_there and not self.resume:
+            self._start_afresh(scan_folder(job.folder, self.plan))
+            plan, scanned, search = self._choose()
         for find in (graph_folder, points_folder):
             self._start_afresh(find(job.folder, plan, scanned, search))
         graph = search_graph(engine, job.folder, plan, scanned, search)
@@ -163,11 +169,20 @@ class Fit:
             self.stages[stage] = {"name": name}
         return graph
 
-    def _forget(self, forget: bool) -> None:
-        """Remove an earlier result of the same call, if that is asked for."""
-        if forget:
-            self.job.result.remove(SUMMARY)
-            remove_stage(self.job.result)
+    def _choose(self) -> tuple[FitPlan, Scan, str]:
+        """Scan the source; return what that tells of the plan, and the way to search."""
+        plan, engine = self.plan, self.engine
+        scanned = scan_source(engine, self.job.folder, plan)
+        search = choose_index(engine, plan, scanned)
+        plan = plan.exact() if search in EXACT else plan
+        if search != CELLS or not self._few_fragments(plan, scanned, search):
+            plan = plan.whole()
+        return plan, scanned, search
+
+    def _forget(self) -> None:
+        """Remove an earlier result of the same call."""
+        self.job.result.remove(SUMMARY)
+        remove_stage(self.job.result)
 
     def _check_graph(self, graph: Graph) -> Graph:
         """Refuse a graph that does not fit the source or the parameters."""
@@ -224,10 +239,10 @@ class Fit:
         folder = self._stage("density", graph.name, *counts)
         if not is_done(folder):
             order_nbytes = max(0, self.plan.order_disk_nbytes - folder.nbytes())
-            self._check_disk(order_nbytes + self.plan.labels_disk_nbytes)
+            self._check_room(order_nbytes + self.plan.labels_disk_nbytes)
         return rank_points(self.engine, folder, spec)
 
-    def _check_disk(self, nbytes: int) -> None:
+    def _check_room(self, nbytes: int) -> None:
         """Refuse a disk without room for what follows the graph."""
         refuse_disk(nbytes, disk_free(self.job.folder))
 
@@ -255,7 +270,7 @@ class Fit:
         limits = thresholds.z, thresholds.start_mean, thresholds.start_std, params.min_retained
         folder = self._stage("expand", density.folder.name, seeds.folder.name, *limits)
         if not is_done(folder):
-            self._check_disk(self.plan.labels_disk_nbytes)
+            self._check_room(self.plan.labels_disk_nbytes)
         cache_nbytes = self.plan.coordinator_cache_nbytes
         growing = ExpandSpec(rows, seeds, params, thresholds, cache_nbytes)
         grown = expand(self.engine, folder, growing)

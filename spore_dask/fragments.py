@@ -51,10 +51,15 @@ class Fragments:
         return cls(folder, **{**known, "counts": np.array(known["counts"], np.int64)})
 
     @property
+    def fragment_nbytes(self) -> int:
+        """Bytes that a fragment takes in memory."""
+        entry = number_dtype(self.n_points).itemsize + np.dtype(self.dtype).itemsize
+        return (self.k + 1) * entry + HELD_NBYTES
+
+    @property
     def held_nbytes(self) -> int:
         """Bytes that all of them take in memory."""
-        entry = number_dtype(self.n_points).itemsize + np.dtype(self.dtype).itemsize
-        return int(self.counts.sum()) * ((self.k + 1) * entry + HELD_NBYTES)
+        return int(self.counts.sum()) * self.fragment_nbytes
 
     def of_range(self, i: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.floating]]:
         """Read the fragments of a range that are gathered, their neighbours and the distances."""
@@ -91,7 +96,7 @@ class Rows(abc.ABC):
     def __init__(self, fragments: Fragments) -> None:
         self._fragments = fragments
         self._pieces: dict[int, Piece] = {}
-        self._mapped: list[AtHand] = []
+        self._arrays: list[AtHand] = []
         self.read_nbytes = 0
         """Bytes read so far."""
 
@@ -107,7 +112,7 @@ class Rows(abc.ABC):
 
     def check(self) -> None:
         """Notice whether files in use have changed."""
-        in_threads(AtHand.check, self._mapped)
+        in_threads(AtHand.check, self._arrays)
 
 
 def rows_of(fragments: Fragments, order: Order, budget_nbytes: int) -> Rows:
@@ -125,7 +130,7 @@ class HeldRows(Rows):
         self._order = order
         points, *files = fragments.arrays()
         self._points = points.read(0, int(points.starts[-1]))
-        self._mapped = in_threads(RowFiles.at_hand, files)
+        self._arrays = in_threads(RowFiles.at_hand, files)
         self.read_nbytes = sum(one.row_nbytes for one in files) * len(self._points)
 
     def piece(self, i: int) -> Piece:
@@ -134,10 +139,10 @@ class HeldRows(Rows):
             starts, firsts, lasts = self._fragments.places(i)
             sizes = lasts - firsts
             places = np.arange(int(sizes.sum())) + np.repeat(lasts - np.cumsum(sizes), sizes)
-            rows = places + np.repeat(self._mapped[0].begins - starts[:-1], sizes)
+            rows = places + np.repeat(self._arrays[0].begins - starts[:-1], sizes)
             points = self._points[places]
             order = in_order(self._order.points(i), points)
-            arrays = (found.rows for found in self._mapped)
+            arrays = (found.rows for found in self._arrays)
             self._pieces[i] = Piece(points[order], rows[order], *arrays)
         return self._pieces[i]
 
@@ -147,16 +152,17 @@ class GatheredRows(Rows):
 
     def __init__(self, fragments: Fragments, budget_nbytes: int) -> None:
         super().__init__(fragments)
-        self._left_nbytes = budget_nbytes
+        largest = int(fragments.counts.max(initial=0)) * fragments.fragment_nbytes
+        self._left_nbytes = budget_nbytes - largest  # which may be at hand beside those held
 
     def piece(self, i: int) -> Piece:
         """Return the fragments of a range, in order, with their rows."""
         if i in self._pieces:
             return self._pieces[i]
         points, neighbors, distances = self._fragments.of_range(i)
-        nbytes = points.nbytes + neighbors.nbytes + distances.nbytes
-        self.read_nbytes += nbytes
         piece = Piece(points, np.arange(len(points)), neighbors, distances)
+        self.read_nbytes += points.nbytes + neighbors.nbytes + distances.nbytes
+        nbytes = len(points) * self._fragments.fragment_nbytes
         if nbytes <= self._left_nbytes:
             self._pieces[i] = piece
             self._left_nbytes -= nbytes

@@ -7,11 +7,9 @@ writes beside. Memory of this process: the sample; of each worker: see `memory`.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -276,13 +274,12 @@ def _build(engine: Engine, folder: Folder, plan: Plan) -> str:
     """Run the stages; return the name of the graph."""
     plan = dataclasses.replace(plan, data=plan.data.known(engine, plan.memory()["scan"]))
     with plan.data.removed_when_done():
-        check_start(folder, plan)
-        with forgotten_if_refused(scan_folder(folder, plan)):
-            scanned = scan_source(engine, folder, plan)
-            search = choose_index(engine, plan, scanned)
-            plan = plan.exact() if search in EXACT else plan
-            plan = plan if search == CELLS else plan.whole()
-            check_disk(folder, plan, scanned, search)
+        is_new = check_start(folder, plan)
+        scanned = scan_source(engine, folder, plan)
+        search = choose_index(engine, plan, scanned)
+        plan = plan.exact() if search in EXACT else plan
+        plan = plan if search == CELLS else plan.whole()
+        check_disk(folder, plan, scanned, search, is_new=is_new)
         graph = search_graph(engine, folder, plan, scanned, search)
     folder.write_json(POINTER, {"name": graph.name})
     graph.recall.warn_if_below(plan.options.recall_target, stacklevel=4)
@@ -315,21 +312,27 @@ def room_for_plan(folder: Folder, plan: PlanType) -> PlanType:
     If so, `check_disk` tells when it is known which. What a dask array is, and whether it was met
     before, is known when it has been computed and written.
     """
-    begun = is_done(scan_folder(folder, plan))
-    if plan.data.is_computed:
-        begun = any(name.startswith("scan-") for name in folder.names())
-    if not begun:
+    if not plan.data.is_computed or not any(name.startswith("scan-") for name in folder.names()):
         check_start(folder, plan)
-    elif plan.data.is_computed:
+    else:
         refuse_disk(plan.copied_nbytes, disk_free(folder))
     return plan
 
 
-def check_start(folder: Folder, plan: Plan) -> None:
-    """Refuse a disk without room for the whole run, if its scan is not there."""
-    if not is_done(scan_folder(folder, plan)):
+def check_start(folder: Folder, plan: Plan) -> bool:
+    """Refuse a disk without room for the whole run, if there is nothing of it that may count.
+
+    Returns whether its scan is still to be made.
+    """
+    scanned = scan_folder(folder, plan)
+    if is_done(scanned):
+        return False
+    graphs = (name for name in folder.names() if name.startswith("graph-"))
+    known = (folder.child(name).read_json(POINTER) or {} for name in graphs)
+    if not any(graph.get("scan") == scanned.name for graph in known):
         copied = plan.data.folder.nbytes() if plan.data.content is not None else 0
         refuse_disk(plan.disk_nbytes - copied, disk_free(folder))
+    return True
 
 
 def check_disk(
@@ -340,10 +343,12 @@ def check_disk(
     *,
     later_nbytes: int = 0,
     afresh: bool = False,
+    is_new: bool = False,
 ) -> None:
     """Refuse a disk without room for what is still to be written of a graph, and later.
 
-    What is there counts; if all is made afresh, it is removed first.
+    What is there counts; if all is made afresh, it is removed first. A scan that is new, and was
+    made only to find that there is no room, goes.
     """
     free = disk_free(folder)
     if free is None or (has_graph(folder, plan, scanned, search) and not afresh):
@@ -356,18 +361,11 @@ def check_disk(
         found = [scanned.folder, points, *([graph] if afresh else [])]
         found += [plan.data.folder] if plan.data.content is not None else []
         needed = plan.graph_disk_nbytes - sum(stage.nbytes() for stage in found)
-    refuse_disk(max(0, needed) + later_nbytes, free)
-
-
-@contextlib.contextmanager
-def forgotten_if_refused(scanned: Folder) -> Iterator[None]:
-    """Remove a scan that was made only to find that there is no room."""
-    was_there = is_done(scanned)
     try:
-        yield
+        refuse_disk(max(0, needed) + later_nbytes, free)
     except LimitError:
-        if not was_there:
-            scanned.remove()
+        if is_new:
+            scanned.folder.remove()
         raise
 
 

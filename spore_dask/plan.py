@@ -148,16 +148,16 @@ class Plan:
     @property
     def graph_disk_nbytes(self) -> int:
         """Bytes that the graph has on disk at most, with its points."""
-        return memory.disk_nbytes(self._sure_shape, self.copied_nbytes, self.may_approximate)
+        return memory.disk_nbytes(self._planned_shape, self.copied_nbytes, self.may_approximate)
 
     @property
     def search_disk_nbytes(self) -> int:
         """Bytes that the search has on disk at most, beside the points."""
-        return memory.search_disk_nbytes(self._sure_shape, self.may_approximate)
+        return memory.search_disk_nbytes(self._planned_shape, self.may_approximate)
 
     @property
-    def _sure_shape(self) -> Shape:
-        """The sizes of the graph, as far as they are sure: approximate rows are all long."""
+    def _planned_shape(self) -> Shape:
+        """The sizes of the graph, as far as options tell: rows of approximate searches are long."""
         approximate = self.options.knn == "approximate" or self.options.knn_index == "pynndescent"
         return self._largest_shape if approximate and self.may_approximate else self.shape
 
@@ -278,7 +278,7 @@ class FitPlan(Plan):
 
     @property
     def disk_nbytes(self) -> int:
-        """Bytes that the run is sure to have on disk: points, rows, order and labels.
+        """Bytes that the run has on disk at most: points, rows or lists, order and labels.
 
         Longer rows, of fragments and of points with copies, are beside: `estimate` tells.
         """

@@ -34,7 +34,7 @@ class Work:
     needs_nbytes: int
     """Projected peak of a process that runs one of them."""
     light: bool = False
-    """Whether a task takes about as long as sending it: such tasks travel in batches, or not."""
+    """Whether a task takes about as long as sending it: such tasks travel in batches, one stays."""
 
 
 def run_work(engine: Engine, folder: Folder, work: Work) -> list[Receipt]:

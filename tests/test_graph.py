@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -371,6 +372,20 @@ def test_only_what_is_reused_counts_on_a_full_disk(tmp_path, monkeypatch):
     assert build_graph(source, out, 30, n_workers=0).name == first.name
     leave_on_disk(monkeypatch, memory.disk_nbytes(memory.shape_of(4000, 3, 4, 5), 0, False))
     assert build_graph(source, out, 5, n_workers=0).k == 5
+
+
+def test_a_graph_whose_scan_is_gone_needs_no_other_room(tmp_path, monkeypatch):
+    source, out = write_zarr(tmp_path / "x.zarr", crowd(4000), 1000), tmp_path / "out"
+    first = build_graph(source, out, 5, n_workers=0)
+    for scan in out.glob("scan-*"):
+        shutil.rmtree(scan)
+    leave_on_disk(monkeypatch, 0)
+    assert build_graph(source, out, 5, n_workers=0).name == first.name
+    for scan in out.glob("scan-*"):
+        shutil.rmtree(scan)
+    with pytest.raises(LimitError, match=NO_ROOM):
+        build_graph(source, out, 7, n_workers=0)
+    assert not list(out.glob("scan-*"))
 
 
 @pytest.mark.parametrize("kind", ["zarr", "numpy", "dask"])

@@ -131,6 +131,19 @@ def test_mapped_files_that_change_are_noticed(folder, tmp_path, monkeypatch):
         files.at_hand()
 
 
+@pytest.mark.parametrize("reason", ["too many", "refused"])
+def test_files_that_cannot_be_mapped_are_read(folder, monkeypatch, reason):
+    monkeypatch.setattr("spore_dask.store.plain.can_map", lambda path: True)
+    if reason == "too many":
+        monkeypatch.setattr("spore_dask.store.rows.MOST_MAPPED", 1)
+    else:  # as where there is no more room for mappings
+        monkeypatch.setattr("spore_dask.store.disks.POPULATE_READ", 12345)
+    values, files = write_parts(folder, (5000, 3), [2000])
+    found = files.at_hand()
+    assert not found.is_mapped
+    np.testing.assert_array_equal(found.rows, values)
+
+
 def test_files_elsewhere_are_not_mapped(folder):
     assert not folder.can_map  # there is none yet
     assert not Folder("memory://rows").can_map

@@ -1,6 +1,7 @@
 """Stages as lists of tasks with receipts."""
 
 import functools
+import os
 
 import pytest
 
@@ -42,3 +43,16 @@ def test_batches_keep_every_worker_busy(n_tasks, n_workers, size):
     assert max(map(len, batches), default=0) == size <= MOST_IN_BATCH
     assert len(batches) >= min(n_tasks, 2 * n_workers)
     assert size - min(map(len, batches), default=0) <= 1
+
+
+def process_of(item):
+    return {"process": os.getpid()}
+
+
+def test_one_light_task_stays(tmp_path):
+    with open_engine(n_workers=1) as engine:
+        for light, items in ((True, [0]), (False, [0]), (True, [0, 1])):
+            work = Work("processes", process_of, items, 1, light)
+            receipts = run_work(engine, Folder(str(tmp_path / f"{light}{len(items)}")), work)
+            here = [receipt["process"] == os.getpid() for receipt in receipts]
+            assert here == [light and len(items) == 1] * len(items)

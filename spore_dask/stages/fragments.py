@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +69,7 @@ def _build(engine: Engine, spec: FragmentSpec, large: NDArray[np.int64], folder:
     folder.write_array("large", large)
     extract = functools.partial(_extract, spec, folder)
     n_shards, n_ranges = spec.graph.n_shards, spec.order.n_ranges
-    work = Work("fragments", extract, _longest_first(spec, folder), spec.needs_nbytes)
+    work = Work("fragments", extract, _longest_first(spec, large), spec.needs_nbytes)
     receipts = run_work(engine, folder, work)
     plan_exchange(folder, n_shards, n_ranges)
     summary = {
@@ -89,10 +90,14 @@ def _build(engine: Engine, spec: FragmentSpec, large: NDArray[np.int64], folder:
     return summary
 
 
-def _longest_first(spec: FragmentSpec, folder: Folder) -> list[int]:
+def _longest_first(spec: FragmentSpec, large: NDArray[np.int64]) -> list[int]:
     """Return the shards, those with most fragments first, so that no worker ends long after all."""
-    counts = [len(_fragments_of(spec, folder, shard)) for shard in range(spec.graph.n_shards)]
-    order: list[int] = np.argsort(np.negative(counts), kind="stable").tolist()
+    skeletons = spec.skeletons.open_rows("skeletons")
+    counts = np.zeros(spec.graph.n_shards, np.int64)
+    for first, last in itertools.pairwise(skeletons.starts.tolist()):
+        fragments = first + np.flatnonzero(~np.isin(skeletons.read(first, last), large))
+        counts += np.bincount(fragments // spec.graph.shard_rows, minlength=len(counts))
+    order: list[int] = np.argsort(-counts, kind="stable").tolist()
     return order
 
 

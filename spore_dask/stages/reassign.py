@@ -160,10 +160,7 @@ class Vote:
         for i in np.flatnonzero(self.spec.fragments.counts).tolist():
             if i < self._range:
                 continue
-            piece = self.rows.piece(i)
-            voted = piece, self.gates, self.labels, self.rounds, self._round
-            self._n_changed += int(kernel.vote(*voted))
-            self.rows.keep(i, self.labels[piece.points] == kernel.FRAGMENT)
+            self._n_changed += self._vote(i)
             if self.checkpoints.due():
                 self.rows.check()
                 facts = {
@@ -171,6 +168,13 @@ class Vote:
                     "read_nbytes": self.read_nbytes,
                 }
                 self.checkpoints.save({"labels": self.labels, "rounds": self.rounds}, facts)
+
+    def _vote(self, i: int) -> int:
+        """Let the fragments of a range vote; return how many took a label."""
+        piece = self.rows.piece(i)
+        n_changed = int(kernel.vote(piece, self.gates, self.labels, self.rounds, self._round))
+        self.rows.keep(i, self.labels[piece.points] == kernel.FRAGMENT)
+        return n_changed
 
 
 def _keep_fragments(spec: ReassignSpec, labels: NDArray[Any]) -> NDArray[Any]:

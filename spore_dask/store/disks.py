@@ -76,6 +76,10 @@ def read_file(path: str) -> NDArray[np.uint8]:
     return content
 
 
+class NotMappedError(Exception):
+    """A file cannot be mapped; it may be possible to read it."""
+
+
 def can_map(path: str) -> bool:
     """Tell whether files of a folder can be mapped, and are on a disk of this machine.
 
@@ -95,7 +99,7 @@ def _kernel() -> tuple[int, int]:
 
 
 def map_files(path: str, parts: list[Part]) -> NDArray[np.uint8]:
-    """Return the beginnings of files in one array, which the system fills as it is touched.
+    """Return the beginnings of files in one array, in the memory that the system has them in.
 
     Parts are the name of a file, the first byte in the array, which a page begins with, and the
     number of bytes. What is between them is 0. What is written to the array stays there. Only where
@@ -120,7 +124,7 @@ def map_files(path: str, parts: list[Part]) -> NDArray[np.uint8]:
                 system.mmap(place, nbytes, access, fixed, file.fileno(), 0) != place
                 or system.madvise(place, nbytes, POPULATE_READ)  # here, errors end no process
             ):
-                raise OSError(ctypes.get_errno(), "cannot be mapped", f"{path}/{name}")
+                raise NotMappedError(ctypes.get_errno(), "cannot be mapped", f"{path}/{name}")
     return content
 
 

@@ -6,6 +6,7 @@ rows, and those of the same blocks; writing makes no copy of rows that lie one b
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import mmap
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spore_dask.store.checksums import CHECKSUM_NBYTES, block_rows, checksums_of_blocks
+from spore_dask.store.disks import NotMappedError
 from spore_dask.store.plain import PlainFolder
 
 ROWS_APART = mmap.PAGESIZE // 4
@@ -118,13 +120,14 @@ class RowFiles:
     def at_hand(self) -> AtHand:
         """Return all rows in one array.
 
-        Files on a disk here are mapped, not read: what is touched takes the memory that the system
-        has its copy of the file in, and no other.
+        Files on a disk here are mapped if they can be, not read: they take the memory that the
+        system has its copy of them in, and no other.
         """
         if len(self.names) <= MOST_MAPPED and self.folder.can_map:
-            found = AtHand(self, *self._map())
-            found.check()
-            return found
+            with contextlib.suppress(NotMappedError):
+                found = AtHand(self, *self._map())
+                found.check()
+                return found
         rows = np.empty((int(self.starts[-1]), *self.row_shape), self.dtype)
         block = block_rows(self.row_nbytes)
         step = max(1, PART_NBYTES // self.row_nbytes // block) * block
