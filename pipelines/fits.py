@@ -237,18 +237,25 @@ def estimates(options: argparse.Namespace, folder: Path) -> None:
         source = generate(folder / f"estimate{n_points}-{n_columns}.zarr", n_points, n_columns)
         said = estimate(source, n_workers=N_WORKERS)
         seconds, run = timed(lambda source=source: fit(source, n_workers=N_WORKERS, keep="all"))
-        low, high = said.seconds
-        print(
-            f"estimate   {n_points} x {n_columns}: {low:.1f} to {high:.1f} s, took {seconds:.1f} s"
-        )
+        print(f"estimate   {n_points} x {n_columns}: {off(said.seconds, seconds, 's', 1)} (aim 2)")
         for name, stage in run.summary["stages"].items():
             guess = said.stages.get(name)
             if guess is not None and "seconds" in stage:
+                disk = tuple(nbytes / 1e6 for nbytes in guess.disk_nbytes)
                 print(
-                    f"           {name:<10} {guess.seconds[0]:6.2f} to {guess.seconds[1]:6.2f} s, "
-                    f"took {stage['seconds']:6.2f}; {guess.disk_nbytes[0] / 1e6:8.1f} to "
-                    f"{guess.disk_nbytes[1] / 1e6:8.1f} MB, left {stage['nbytes'] / 1e6:8.1f}"
+                    f"           {name:<10} {off(guess.seconds, stage['seconds'], 's')}; "
+                    f"{off(disk, stage['nbytes'] / 1e6, 'MB', 1)}"
                 )
+
+
+def off(span: tuple[float, ...], found: float, unit: str, digits: int = 2) -> str:
+    """Say what was estimated and found, and by which factor that is outside, if it is."""
+    low, high = span
+    factor = max(1.0, low / found, found / high)
+    return (
+        f"{low:.{digits}f} to {high:.{digits}f} {unit}, found {found:.{digits}f}: "
+        f"{factor:.2f} times off"
+    )
 
 
 MNIST = {"retention_rate": 0.5}

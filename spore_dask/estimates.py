@@ -13,6 +13,7 @@ import math
 import tempfile
 import time
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from spore_dask import costs, memory
 from spore_dask.api import fit
 from spore_dask.costs import ALONE, Pace, Size
+from spore_dask.fragments import HELD_NBYTES
 from spore_dask.graph import Graph
 from spore_dask.jobs import Job, find_job, place_beside
 from spore_dask.pilot import CELLS, compared_by_cells
@@ -36,11 +38,11 @@ FEW_POINTS = 6000
 """Points of a small fit: enough for an approximate search."""
 SAMPLE_CHUNKS = 16
 """Chunks that the sample is read from."""
-START_SECONDS = 2.0
+START_SECONDS = 1.0
 """What it takes to start local workers."""
 LOAD_SECONDS = 0.8
 """What the first task takes on a new worker, to load libraries."""
-TASK_SECONDS = 0.012
+TASK_SECONDS = 0.004
 """What a task takes beside its work, on a worker."""
 SENT_SECONDS = 0.001
 """What it takes the coordinator and the scheduler to send a task and to hear of its end."""
@@ -175,15 +177,19 @@ def _sample(source: Source, content: Any) -> NDArray[Any]:
 class Pilot:
     """Fits of a few and of many points."""
 
-    few: Run
-    many: Run
+    few: Sequence[Run]
+    many: Sequence[Run]
+    """Equal ones: of two times, what is more in one was due to other work."""
     between_seconds: float
-    """Time that the fit of many spent between its stages."""
+    """Time that a fit of many spent between its stages."""
 
     def pace(self, stage: str, with_workers: bool) -> Pace:
         """Return how long a stage takes for what it has to do, here and with workers."""
-        few, many = (run.summary["stages"].get(stage, {}).get("seconds", 0.0) for run in self._runs)
-        sizes = [size_of(run) for run in self._runs]
+        few, many = (
+            min(run.summary["stages"].get(stage, {}).get("seconds", 0.0) for run in runs)
+            for runs in (self.few, self.many)
+        )
+        sizes = [size_of(runs[0]) for runs in (self.few, self.many)]
         work_few, work_many = (costs.loads(size)[stage].work for size in sizes)
         same_search = (sizes[0].n_rounds is None) == (sizes[1].n_rounds is None)
         if same_search and work_many > work_few:
@@ -196,10 +202,6 @@ class Pilot:
         if not with_workers:
             return Pace(fixed, per_work)
         return Pace(fixed, per_work, TASK_SECONDS, SENT_SECONDS, PIECE_SECONDS)
-
-    @property
-    def _runs(self) -> tuple[Run, Run]:
-        return self.few, self.many
 
 
 def size_of(run: Run, n_input_tasks: int = 1) -> Size:
@@ -253,11 +255,11 @@ def _measure(job: Job, sample: NDArray[Any], options: dict[str, Any]) -> Pilot:
         warnings.simplefilter("ignore")
         few = sample[:: max(1, len(sample) // FEW_POINTS)][:FEW_POINTS]
         run(few)
-        small = run(few)
+        small = [run(few), run(few)]
         started = time.perf_counter()
-        large = run(sample)
-    stages = large.summary["stages"].values()
-    between = time.perf_counter() - started - sum(stage.get("seconds", 0) for stage in stages)
+        large = [run(sample), run(sample)]
+    took = [stage.get("seconds", 0) for one in large for stage in one.summary["stages"].values()]
+    between = (time.perf_counter() - started - sum(took)) / len(large)
     return Pilot(small, large, max(0.0, between))
 
 
@@ -265,7 +267,7 @@ def _project(
     job: Job, plan: FitPlan, pilot: Pilot, n_workers: int, starts_workers: bool
 ) -> dict[str, StageEstimate]:
     """Project what the stages took for the sample to all points."""
-    run, n_points = pilot.many, job.resolved.n_points
+    run, n_points = pilot.many[0], job.resolved.n_points
     graph = Graph(*run.graph)
     factor = n_points / graph.n_points
     size = _whole_size(job, plan, run)
@@ -275,7 +277,7 @@ def _project(
         for n in (size.n_fragments / unsure, size.n_fragments * unsure)
     )
     projected = {}
-    for name, nbytes in _memory(plan, graph).items():
+    for name, nbytes in _memory(plan, graph, round(size.n_fragments * unsure)).items():
         stage = run.summary["stages"].get(name)
         if stage is None or (job.graph is not None and name in ("scan", "points", "graph")):
             continue
@@ -327,13 +329,14 @@ def _search_growth(job: Job, graph: Graph) -> float:
     return compared_by_cells(coordinates, k, job.resolved.n_points, "exact") / here
 
 
-def _memory(plan: FitPlan, graph: Graph) -> dict[str, int]:
+def _memory(plan: FitPlan, graph: Graph, n_fragments: int) -> dict[str, int]:
     """Return the peak of a process in each stage, its cache included as far as it can be full."""
     shape = plan.shape if graph.summary["k"] < graph.summary["longest_k"] else plan.whole().shape
     known = plan.memory()
     points = min(plan.cache_nbytes, shape.n_points * shape.point_nbytes)
     rows = min(plan.coordinator_cache_nbytes, shape.n_points * shape.row_nbytes)
     beside = memory.coordinator_nbytes(shape)
+    voting = n_fragments * (shape.entries_nbytes(shape.longest_k) + HELD_NBYTES)
     return {
         "scan": known.get("scan", 0),
         "points": max(known.get("exchange", 0), known.get("partition", 0)),
@@ -341,6 +344,6 @@ def _memory(plan: FitPlan, graph: Graph) -> dict[str, int]:
         "density": known["density"] + points,
         "expand": beside + rows,
         "fragments": known["fragments"] + points,
-        "reassign": beside,
+        "reassign": beside + min(plan.coordinator_cache_nbytes, voting),
         "publish": beside,
     }
