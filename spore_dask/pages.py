@@ -71,6 +71,8 @@ class Pages:
         pages = pages[np.sort(np.unique(pages, return_index=True)[1])][: self.n_slots]
         slots = self.slots.slot_of_page[pages]
         missing = pages[slots < 0]
+        if not len(missing):
+            return 0
         room = self._make_room(len(missing), slots[slots >= 0])
         for first in range(0, len(missing), self._pages_per_batch):
             batch = slice(first, first + self._pages_per_batch)
