@@ -397,7 +397,7 @@ def is_whole(out: str, labels: NDArray[Any]) -> bool:
 def remove_what_is_named(sentence: str) -> None:
     """Do what `verify` says: remove the folders that it names, and fit again."""
     for folder in re.findall(r"'([^']+)'", sentence.rpartition(": remove ")[2]):
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # one that is not there is gone already
 
 
 @contextlib.contextmanager
