@@ -330,6 +330,7 @@ class Fit:
     def _finish(self, graph: Graph, thresholds: Thresholds, published: Receipt) -> Run:
         """Write the summary, which makes the run complete."""
         job = self.job
+        graph = Graph(graph.path, graph.name)  # read once more: nothing may be claimed without it
         self.stages["publish"] = {"name": job.result.name}
         for stage in self.stages.values():
             folder = job.folder.child(stage["name"])
