@@ -535,7 +535,7 @@ fit(sys.argv[1], sys.argv[2], n_workers=0, n_partitions=6, cache_limit="200kB", 
 STAGES = [
     ("scan", 0), ("exchange", 0), ("partition", 3), ("neighbors", 3), ("density", 1),
     ("ranges", 1), ("order", 1), ("expand", 1), ("expand", 3), ("fragments", 2), ("gather", 1),
-    ("reassign", 1), ("publish", 3),
+    ("reassign", 1), ("publish", 1),
 ]  # fmt: skip
 
 

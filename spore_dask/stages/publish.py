@@ -2,7 +2,7 @@
 
 Reads the labels and rounds of the points and their input rows; writes `labels` (int32) and
 `provenance` (int16), Zarr in row order, and `clusters`, a record for each cluster.
-Memory: 7 bytes a point, one shard, and 56 bytes a cluster (80 for a moment). A scatter in memory,
+Memory: 7 bytes a point, 4 MiB, and 56 bytes a cluster (80 for a moment). A scatter in memory,
 of which Expansion needs more anyway, takes the place of an exchange through the disk.
 """
 
@@ -23,6 +23,8 @@ from spore_dask.store import Folder
 from spore_dask.tasks import Receipt, run_stage
 
 CHUNK_ROWS = 1 << 20
+STEP_ROWS = 1 << 17
+"""Points that are scattered at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +49,10 @@ def _build(engine: Engine, spec: PublishSpec, folder: Folder) -> Receipt:
     by_seed = np.argsort(table["seed_row"], kind="stable")
     seeds = table["seed_row"][by_seed]
     arrays = graph.array("rows"), *(spec.settled.open_rows(name) for name in ("labels", "rounds"))
-    with engine.here("publish", graph.n_shards) as done:
-        for shard in range(graph.n_shards):
-            first, last = graph.span(shard)
+    firsts = range(0, graph.n_points, STEP_ROWS)
+    with engine.here("publish", len(firsts)) as done:
+        for first in firsts:
+            last = min(first + STEP_ROWS, graph.n_points)
             rows, found, rounds = (array.read(first, last) for array in arrays)
             labels[rows], provenance[rows] = found, rounds
             here = slice(*np.searchsorted(seeds, (first, last)))
