@@ -50,6 +50,8 @@ PIECE_SECONDS = 2e-5
 """What a part of a file takes in an exchange, beside its bytes."""
 PAGE_SECONDS = 6e-6
 """What a page of rows takes that Expansion reads because its cache is smaller than the graph."""
+LABEL_SECONDS = 5e-8
+"""What it takes at least to publish a label: samples are too small to show it."""
 PAGES_AGAIN = 2.0
 """How often it reads each of them then, at most: more in eight columns than in two."""
 UNSURE = 2.0
@@ -197,6 +199,8 @@ class Pilot:
         else:
             per_work = many / work_many
         fixed = max(0.0, many - per_work * work_many)
+        if stage == "publish":
+            per_work = max(per_work, LABEL_SECONDS)
         if stage in ALONE:
             return Pace(fixed, per_work, per_piece=PAGE_SECONDS)
         if not with_workers:
