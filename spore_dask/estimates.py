@@ -42,7 +42,7 @@ START_SECONDS = 1.0
 """What it takes to start local workers."""
 LOAD_SECONDS = 0.8
 """What the first task takes on a new worker, to load libraries."""
-TASK_SECONDS = 0.004
+TASK_SECONDS = 0.002
 """What a task takes beside its work, on a worker."""
 SENT_SECONDS = 0.001
 """What it takes the coordinator and the scheduler to send a task and to hear of its end."""
