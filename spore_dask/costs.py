@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from spore_dask.memory import Shape, n_ranges
+from spore_dask.memory import Shape, held_nbytes, n_ranges
 
 STAGES = ("scan", "points", "graph", "density", "expand", "fragments", "reassign", "publish")
 ALONE = ("expand", "reassign", "publish")
@@ -44,6 +44,15 @@ class Size:
     """Rounds of refinement of an approximate search; None if the search is exact."""
     n_pages: int = 0
     """Pages of rows that Expansion reads one by one; none where its cache holds the graph."""
+    cache_nbytes: int | None = None
+    """What the coordinator can hold of rows; None if that is enough for all."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the fragments are more than the coordinator can hold."""
+        if self.cache_nbytes is None:
+            return False
+        return held_nbytes(self.shape, self.n_fragments) > self.cache_nbytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +111,7 @@ def loads(size: Size) -> dict[str, Load]:
     shape, n_points = size.shape, size.shape.n_points
     n_partitions, n_shards = shape.n_partitions, shape.n_shards
     ranges, n_read = n_ranges(n_shards), size.n_input_tasks
-    pairs = n_shards * ranges
-    light = -(-n_shards // LIGHT_TASKS), -(-ranges // LIGHT_TASKS)
+    pairs, gathered = n_shards * ranges, ranges if size.gathers else 0
     steps = 1 if size.n_rounds is None else 7 + 3 * size.n_rounds
     votes = shape.longest_k + 1
     found: dict[str, Load] = {
@@ -118,20 +126,25 @@ def loads(size: Size) -> dict[str, Load]:
         "density": Load(
             n_points * (shape.k + 1 + shape.n_columns),
             2 * n_shards + ranges,
-            2 * light[0] + light[1],
+            2 * _messages(n_shards) + _messages(ranges),
             min(pairs, n_points),
         ),
         "expand": Load(n_points * (shape.k + 1), n_pieces=size.n_pages, alone=True),
         "fragments": Load(
             _fragment_work(size),
-            n_shards + ranges,
-            n_shards + light[1],
-            3 * min(pairs, size.n_fragments),
+            n_shards + gathered,
+            n_shards + _messages(gathered),
+            3 * min(pairs, size.n_fragments) if gathered else 0,
         ),
         "reassign": Load(n_points + size.n_fragments * votes, alone=True),
         "publish": Load(n_points, alone=True),
     }
     return found
+
+
+def _messages(n_light: int) -> int:
+    """Return the messages that take light tasks to workers."""
+    return -(-n_light // LIGHT_TASKS)
 
 
 def _search_work(size: Size) -> float:

@@ -2,18 +2,22 @@
 
 Reads a few chunks of the source and fits a few and many of their rows in this process, in temporary
 folders: how long each stage took there for what it had to do (`costs`) gives its pace, and that
-leads to the whole. Memory comes from the plan. Memory: that of a fit of the sample.
+leads to the whole. Few and many differ in their work, few and split in the number of tasks; tasks
+of many are as large as those of the whole. Memory comes from the plan. Memory: that of a fit of the
+sample.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import math
+import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,12 +26,12 @@ from numpy.typing import NDArray
 
 from spore_dask import costs, memory
 from spore_dask.api import fit
+from spore_dask.coordinates import working_coordinates
 from spore_dask.costs import ALONE, Pace, Size
-from spore_dask.fragments import HELD_NBYTES
 from spore_dask.graph import Graph
 from spore_dask.jobs import Job, find_job, place_beside
-from spore_dask.pilot import CELLS, compared_by_cells
-from spore_dask.plan import FitPlan
+from spore_dask.pilot import CELLS, EXACT, choose_search, compared_by_cells
+from spore_dask.plan import FEW_COLUMNS, FitPlan
 from spore_dask.runs import Run
 from spore_dask.store import Source
 from spore_dask.threads import n_threads
@@ -36,22 +40,34 @@ SAMPLE_POINTS = 100_000
 SAMPLE_NBYTES = 32 << 20
 FEW_POINTS = 6000
 """Points of a small fit: enough for an approximate search."""
+SPLIT = 8
+"""Partitions of another fit of as few points; the others have one."""
+REPEATS = 3
+"""How often each fit is repeated, while all of its kind take no longer than this:"""
+REPEAT_SECONDS = 5.0
 SAMPLE_CHUNKS = 16
 """Chunks that the sample is read from."""
 START_SECONDS = 1.0
 """What it takes to start local workers."""
-LOAD_SECONDS = 0.8
+LOAD_SECONDS = 0.7
 """What the first task takes on a new worker, to load libraries."""
-TASK_SECONDS = 0.002
-"""What a task takes beside its work, on a worker."""
-SENT_SECONDS = 0.001
+CROWDED = 1.2
+"""How much longer work takes where workers share a machine, and so its caches and its memory."""
+LISTS = {"scan": 1, "points": 3, "graph": 1, "density": 3, "fragments": 1}
+"""How often a stage sends a list of tasks to workers, and waits for all of them.
+
+Before those of `points` the coordinator takes as long once more, to grow the tree of partitions.
+"""
+LIST_SECONDS = 0.03
+"""What such a list takes at least: workers begin it, and end it, not all at once."""
+SENT_SECONDS = 0.002
 """What it takes the coordinator and the scheduler to send a task and to hear of its end."""
 PIECE_SECONDS = 2e-5
 """What a part of a file takes in an exchange, beside its bytes."""
 PAGE_SECONDS = 6e-6
 """What a page of rows takes that Expansion reads because its cache is smaller than the graph."""
-LABEL_SECONDS = 5e-8
-"""What it takes at least to publish a label: samples are too small to show it."""
+LEAST_SECONDS = {"expand": 5e-9, "reassign": 1.5e-8, "publish": 5e-8}
+"""What a unit of work takes the coordinator at least: samples may fit in a processor's cache."""
 PAGES_AGAIN = 2.0
 """How often it reads each of them then, at most: more in eight columns than in two."""
 UNSURE = 2.0
@@ -147,7 +163,7 @@ def estimate(source: Any, out: Any = None, **options: Any) -> Estimate:
     sample = _sample(job.data.source, job.data.content)
     n_workers = n_threads() if n_workers is None else n_workers
     starts_workers = client is None and n_workers > 0
-    pilot = _measure(job, sample, options)
+    pilot = _measure(job, sample, options, plan.shape.n_partitions)
     stages = _project(job, plan, pilot, n_workers, starts_workers)
     between = START_SECONDS if starts_workers else 0.0
     return Estimate(stages, between + pilot.between_seconds, plan.memory_limit)
@@ -177,35 +193,51 @@ def _sample(source: Source, content: Any) -> NDArray[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Pilot:
-    """Fits of a few and of many points."""
+    """Fits of a few points, of few in more partitions, and of many points.
+
+    Of each there are some that are equal.
+    """
 
     few: Sequence[Run]
+    split: Sequence[Run]
     many: Sequence[Run]
-    """Equal ones: of two times, what is more in one was due to other work."""
     between_seconds: float
     """Time that a fit of many spent between its stages."""
 
     def pace(self, stage: str, with_workers: bool) -> Pace:
         """Return how long a stage takes for what it has to do, here and with workers."""
-        few, many = (
-            min(run.summary["stages"].get(stage, {}).get("seconds", 0.0) for run in runs)
-            for runs in (self.few, self.many)
+        (few, few_load), (split, split_load), (many, many_load) = (
+            (_seconds(runs, stage), costs.loads(size_of(runs[0]))[stage])
+            for runs in (self.few, self.split, self.many)
         )
-        sizes = [size_of(runs[0]) for runs in (self.few, self.many)]
-        work_few, work_many = (costs.loads(size)[stage].work for size in sizes)
-        same_search = (sizes[0].n_rounds is None) == (sizes[1].n_rounds is None)
-        if same_search and work_many > work_few:
-            per_work = max(0.0, many - few) / (work_many - work_few)
-        else:
-            per_work = many / work_many
-        fixed = max(0.0, many - per_work * work_many)
-        if stage == "publish":
-            per_work = max(per_work, LABEL_SECONDS)
+        more_tasks = split_load.n_tasks - few_load.n_tasks
+        per_task = max(0.0, split - few) / more_tasks if more_tasks else 0.0
+        few, many = few - per_task * few_load.n_tasks, many - per_task * many_load.n_tasks
+        more_work = many_load.work - few_load.work
+        per_work = many / many_load.work
+        if self.same_search and more_work > 0:
+            per_work = (many - few) / more_work
+        per_work = max(0.0, per_work)
+        fixed = max(0.0, many - per_work * many_load.work)
+        per_work = max(per_work, LEAST_SECONDS.get(stage, 0.0))
         if stage in ALONE:
             return Pace(fixed, per_work, per_piece=PAGE_SECONDS)
         if not with_workers:
-            return Pace(fixed, per_work)
-        return Pace(fixed, per_work, TASK_SECONDS, SENT_SECONDS, PIECE_SECONDS)
+            return Pace(fixed, per_work, per_task)
+        fixed += LIST_SECONDS * LISTS[stage]
+        return Pace(fixed, per_work, per_task, SENT_SECONDS, PIECE_SECONDS)
+
+    @property
+    def same_search(self) -> bool:
+        """Whether few and many points are searched in the same way."""
+        few, many = (size_of(runs[0]).n_rounds is None for runs in (self.few, self.many))
+        return few == many
+
+
+def _seconds(runs: Sequence[Run], stage: str) -> float:
+    """Return how long a stage took in the middle one of equal fits."""
+    took = [run.summary["stages"].get(stage, {}).get("seconds", 0.0) for run in runs]
+    return float(statistics.median(took))
 
 
 def size_of(run: Run, n_input_tasks: int = 1) -> Size:
@@ -226,6 +258,7 @@ def size_of(run: Run, n_input_tasks: int = 1) -> Size:
         searched / max(1, n_fragments),
         n_rounds,
         _n_pages(summary["stages"].get("expand", {}), shape),
+        summary["stages"].get("expand", {}).get("cache_nbytes"),
     )
 
 
@@ -236,9 +269,13 @@ def _n_pages(expanded: dict[str, Any], shape: memory.Shape) -> int:
     return int(expanded["read_nbytes"]) // (memory.PAGE_ROWS * shape.row_nbytes)
 
 
-def _measure(job: Job, sample: NDArray[Any], options: dict[str, Any]) -> Pilot:
-    """Fit few and many rows of the sample, after a fit that loads what is compiled."""
+def _measure(job: Job, sample: NDArray[Any], options: dict[str, Any], n_partitions: int) -> Pilot:
+    """Fit few and many rows of the sample, after a fit that loads what is compiled.
+
+    The partitions of many have as many points as those of the whole.
+    """
     params = job.resolved
+    n_partitions = max(1, round(n_partitions * len(sample) / params.n_points))
     exponent = math.log(params.min_cluster_size) / math.log(params.n_points)
     names = inspect.signature(fit).parameters.keys() & options.keys()
     given = {name: options[name] for name in names - {"graph", "resume", "component", "keep"}}
@@ -247,24 +284,50 @@ def _measure(job: Job, sample: NDArray[Any], options: dict[str, Any]) -> Pilot:
         "density_neighbors": params.density_neighbors,
         "expansion_neighbors": params.expansion_neighbors,
         "reassignment_neighbors": params.reassignment_neighbors,
+        "knn": _knn_of_whole(job, sample),
         "n_workers": 0,
         "keep": "all",
     }
 
-    def run(rows: NDArray[Any]) -> Run:
+    def run(rows: NDArray[Any], n_partitions: int = 1) -> Run:
         size = max(1, math.floor(len(rows) ** exponent))
-        return fit(rows, **given | {"min_cluster_size": size})
+        changed = {"min_cluster_size": size, "n_partitions": min(n_partitions, len(rows))}
+        return fit(rows, **given | changed)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         few = sample[:: max(1, len(sample) // FEW_POINTS)][:FEW_POINTS]
         run(few)
-        small = [run(few), run(few)]
+        small, _ = _repeat(functools.partial(run, few))
+        split, _ = _repeat(functools.partial(run, few, SPLIT))
+        large, seconds = _repeat(functools.partial(run, sample, n_partitions))
+    took = sum(_seconds(large, stage) for stage in large[0].summary["stages"])
+    return Pilot(small, split, large, max(0.0, seconds - took))
+
+
+def _repeat(run: Callable[[], Run]) -> tuple[list[Run], float]:
+    """Return equal fits, and how long one took."""
+    runs: list[Run] = []
+    took: list[float] = []
+    while len(runs) < REPEATS and sum(took) <= REPEAT_SECONDS:
         started = time.perf_counter()
-        large = [run(sample), run(sample)]
-    took = [stage.get("seconds", 0) for one in large for stage in one.summary["stages"].values()]
-    between = (time.perf_counter() - started - sum(took)) / len(large)
-    return Pilot(small, large, max(0.0, between))
+        runs.append(run())
+        took.append(time.perf_counter() - started)
+    return runs, statistics.median(took)
+
+
+def _knn_of_whole(job: Job, sample: NDArray[Any]) -> str:
+    """Return what to ask for so that a sample is searched as the whole will be."""
+    options, (n_points, n_columns) = job.options, job.data.source.shape
+    if job.graph is not None:
+        return "exact" if job.graph.summary["search"] in EXACT else "approximate"
+    if options.knn_index == "pynndescent" or n_columns <= FEW_COLUMNS:
+        return options.knn
+    coordinates = working_coordinates(sample, options.scale, options.metric)
+    k = min(job.head_k, len(coordinates) - 1)
+    compared = compared_by_cells(coordinates, k, n_points, options.knn)
+    found = choose_search(options.knn, compared, n_points, n_columns)
+    return "exact" if found in EXACT else "approximate"
 
 
 def _project(
@@ -286,6 +349,8 @@ def _project(
         if stage is None or (job.graph is not None and name in ("scan", "points", "graph")):
             continue
         pace = pilot.pace(name, with_workers=n_workers > 0)
+        if starts_workers and n_workers > 1 and name not in ALONE:
+            pace = dataclasses.replace(pace, per_work=CROWDED * pace.per_work)
         if name == "scan" and starts_workers:
             pace = dataclasses.replace(pace, fixed=pace.fixed + LOAD_SECONDS)
         disk = stage["nbytes"] * factor
@@ -319,6 +384,7 @@ def _whole_size(job: Job, plan: FitPlan, run: Run) -> Size:
         sample.fragment_compared * growth,
         sample.n_rounds,
         0 if fits else round(PAGES_AGAIN * n_points / memory.PAGE_ROWS),
+        plan.coordinator_cache_nbytes,
     )
 
 
@@ -340,7 +406,7 @@ def _memory(plan: FitPlan, graph: Graph, n_fragments: int) -> dict[str, int]:
     points = min(plan.cache_nbytes, shape.n_points * shape.point_nbytes)
     rows = min(plan.coordinator_cache_nbytes, shape.n_points * shape.row_nbytes)
     beside = memory.coordinator_nbytes(shape)
-    voting = n_fragments * (shape.entries_nbytes(shape.longest_k) + HELD_NBYTES)
+    voting = memory.held_nbytes(shape, n_fragments)
     return {
         "scan": known.get("scan", 0),
         "points": max(known.get("exchange", 0), known.get("partition", 0)),

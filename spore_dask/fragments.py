@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 
 from spore_dask.exact import number_dtype
 from spore_dask.kernels.reassign import Fragments as Piece
+from spore_dask.memory import HELD_NBYTES
 from spore_dask.orders import Order, Places, places_of
 from spore_dask.shards import Entries
 from spore_dask.store import AtHand, Folder, RowFiles
 from spore_dask.threads import in_threads
 
 ARRAYS = ("points", *Entries._fields)
-HELD_NBYTES = 32
-"""What a fragment takes in memory beside its row: its number twice, and the place of its row."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -55,6 +55,8 @@ SORT_NBYTES = 64
 POINT_NBYTES = 64
 """What tasks have in memory for a point beside its row: numbers, places, orders."""
 
+HELD_NBYTES = 32
+"""What a fragment at hand takes beside its row: its number twice, and the place of its row."""
 POINT_STATE_NBYTES = 16
 """What the coordinator may have in memory for a point, beside its cache of rows."""
 LABEL_NBYTES = 6
@@ -265,6 +267,11 @@ def fragments_nbytes(shape: Shape, k: int, range_rows: int) -> int:
     row_nbytes = shape.entries_nbytes(k) + POINT_NBYTES
     search = shape.shard_rows * row_nbytes + _search_nbytes(shape, k)
     return INTERPRETER_NBYTES + max(search, 2 * range_rows * row_nbytes)
+
+
+def held_nbytes(shape: Shape, n_fragments: int) -> int:
+    """Return what the rows of fragments take where the coordinator holds them all."""
+    return n_fragments * (shape.entries_nbytes(shape.longest_k) + HELD_NBYTES)
 
 
 def approximate_nbytes(shape: Shape) -> int:

@@ -125,7 +125,7 @@ def test_loads_by_hand():
     assert found["expand"] == Load(1000 * 11, alone=True)
     paged = loads(Size(shape, 2, 50.0, 100, n_pages=125))
     assert paged["expand"] == Load(1000 * 11, n_pieces=125, alone=True)
-    assert found["fragments"] == Load(100 * (70 + 150 * 21), 10, 6, 75)
+    assert found["fragments"] == Load(100 * (70 + 150 * 21), 5, 5)
     assert found["reassign"] == Load(1000 + 100 * 21, alone=True)
     assert found["publish"] == Load(1000, alone=True)
     assert [name for name, load in found.items() if load.alone] == list(ALONE)
@@ -141,9 +141,17 @@ def test_approximate_loads_by_hand():
     assert found["fragments"].work == 1000 * 21
 
 
+def test_fragments_are_gathered_where_the_cache_does_not_hold_them():
+    shape = Shape(1000, 3, 4, k=10, longest_k=20, n_partitions=5, shard_rows=200)
+    held = 100 * (21 * 8 + 32)
+    for cache_nbytes, load in ((held, (5, 5, 0)), (held - 1, (10, 6, 75)), (0, (10, 6, 75))):
+        size = Size(shape, 2, 50.0, 100, fragment_compared=70.0, cache_nbytes=cache_nbytes)
+        assert loads(size)["fragments"] == Load(100 * (70 + 150 * 21), *load)
+
+
 def test_no_more_pieces_than_entries():
     shape = Shape(1000, 3, 4, k=10, longest_k=20, n_partitions=100, shard_rows=16)
-    found = loads(Size(shape, 50, 1.0, n_fragments=7))
+    found = loads(Size(shape, 50, 1.0, n_fragments=7, cache_nbytes=0))
     assert found["points"].n_pieces == 2000
     assert found["density"].n_pieces == 1000
     assert found["fragments"].n_pieces == 21
@@ -373,10 +381,18 @@ def test_the_page_of_a_single_run(tmp_path):
 
 def test_the_page_names_the_constants_of_estimate():
     text = " ".join((Path(__file__).parents[1] / "docs" / "scale.md").read_text().split())
-    sent, task = 1000 * estimates.SENT_SECONDS, 1000 * estimates.TASK_SECONDS
+    listed, sent = 1000 * estimates.LIST_SECONDS, 1000 * estimates.SENT_SECONDS
     piece, page = 1e6 * estimates.PIECE_SECONDS, 1e6 * estimates.PAGE_SECONDS
-    said = f"{sent:g} ms a message, {task:g} ms a task, {piece:g} us a piece and {page:g} us a page"
-    assert said in text
+    entry, vote, label = (1e9 * estimates.LEAST_SECONDS[name] for name in ALONE)
+    assert (
+        f"{listed:g} ms for each list of tasks that workers get, {sent:g} ms a message, "
+        f"{piece:g} us a piece and {page:g} us a page"
+    ) in text
+    assert f"several workers on one machine takes {estimates.CROWDED:g} times as long" in text
+    assert (
+        f"at least {entry:g} ns for an entry of a row, reassignment {vote:g} ns for a point or a "
+        f"vote, publish {label:g} ns for a label"
+    ) in text
 
 
 def test_a_small_measurement_from_the_command_line(tmp_path, monkeypatch, capsys):

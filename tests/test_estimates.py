@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import zarr
 
-from spore_dask import InputError, ParameterError, build_graph, estimate, fit
+from spore_dask import InputError, ParameterError, build_graph, estimate, estimates, fit
 from spore_dask.datasets import blobs_and_shapes
+from spore_dask.estimates import _knn_of_whole, _repeat
+from spore_dask.jobs import find_job
 
 
 def write_zarr(path, x, chunk_rows):
@@ -66,6 +68,27 @@ def test_more_workers_take_less_time(monkeypatch):
     x, _ = blobs_and_shapes(20_000, 2, dtype=np.float32)
     one, four = (estimate(x, n_workers=n).stages for n in (1, 4))
     assert four["graph"].seconds[0] < one["graph"].seconds[0]
+
+
+def test_the_sample_is_searched_as_the_whole_will_be(tmp_path):
+    x = np.random.default_rng(0).random((150_000, 64), np.float32)
+    sample, graph = x[:3000], build_graph(x[:1000], tmp_path / "graph", 20, n_workers=0)
+    for data, options, expected in (
+        (x, {}, "approximate"),
+        (x, {"knn": "exact"}, "exact"),
+        (x[:20_000], {}, "exact"),  # half a minute of products: worth their proof
+        (x[:20_000], {"knn": "approximate"}, "approximate"),
+        (x[:, :3], {}, "auto"),
+        (x[:1000], {"graph": graph, "reassignment_neighbors": 20}, "exact"),
+    ):
+        job = find_job(data, tmp_path / "out", **options)
+        assert _knn_of_whole(job, sample[:, : data.shape[1]]) == expected
+
+
+def test_repeats_end_where_they_take_long(monkeypatch):
+    assert len(_repeat(lambda: None)[0]) == estimates.REPEATS
+    monkeypatch.setattr(estimates, "REPEAT_SECONDS", 0.0)
+    assert len(_repeat(lambda: None)[0]) == 1
 
 
 def test_unusual_arguments(tmp_path):

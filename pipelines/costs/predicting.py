@@ -82,6 +82,7 @@ class Case:
             data.fragment_compared.at(n_points),
             data.n_rounds,
             round(data.pages_again * n_points / PAGE_ROWS) if self.pages else 0,
+            CACHE_NBYTES,
         )
 
 
