@@ -48,6 +48,11 @@ class Size:
     """What the coordinator can hold of rows; None if that is enough for all."""
 
     @property
+    def has_long_rows(self) -> bool:
+        """Whether the rows of fragments are those of the graph, which are long enough."""
+        return self.shape.k >= self.shape.longest_k
+
+    @property
     def gathers(self) -> bool:
         """Whether the fragments are more than the coordinator can hold."""
         if self.cache_nbytes is None:
@@ -158,7 +163,7 @@ def _search_work(size: Size) -> float:
 def _fragment_work(size: Size) -> float:
     """Return what the rows of fragments take: a search, or a copy of rows that are long enough."""
     shape = size.shape
-    if shape.k < shape.longest_k:
-        entries = ENTRY_COORDINATES * (shape.longest_k + 1)
-        return size.n_fragments * (size.fragment_compared + entries)
-    return float(shape.n_points * (shape.k + 1))
+    if size.has_long_rows:
+        return float(shape.n_points * (shape.k + 1))
+    entries = ENTRY_COORDINATES * (shape.longest_k + 1)
+    return size.n_fragments * (size.fragment_compared + entries)

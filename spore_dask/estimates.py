@@ -1,23 +1,14 @@
 """`estimate`: what a fit will take in memory, disk and time, before it starts.
 
-Reads a few chunks of the source and fits a few and many of their rows in this process, in temporary
-folders: how long each stage took there for what it had to do (`costs`) gives its pace, and that
-leads to the whole. Few and many differ in their work, few and split in the number of tasks; tasks
-of many are as large as those of the whole. Memory comes from the plan. Memory: that of a fit of the
-sample.
+Reads a few chunks of the source and fits few and many of their rows (`sample_fits`): how long each
+stage took there for what it had to do (`costs`) gives its pace (`paces`), and that leads to the
+whole. Memory comes from the plan. Memory: that of a fit of the sample.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
-import math
-import statistics
 import tempfile
-import time
-import warnings
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,51 +16,29 @@ from dask.utils import format_bytes
 from numpy.typing import NDArray
 
 from spore_dask import costs, memory
-from spore_dask.api import fit
-from spore_dask.coordinates import working_coordinates
-from spore_dask.costs import ALONE, Pace, Size
+from spore_dask.costs import Pace, Size
+from spore_dask.errors import ParameterError
 from spore_dask.graph import Graph
 from spore_dask.jobs import Job, find_job, place_beside
-from spore_dask.pilot import CELLS, EXACT, choose_search, compared_by_cells
-from spore_dask.plan import FEW_COLUMNS, FitPlan
-from spore_dask.runs import Run
+from spore_dask.memory import Shape
+from spore_dask.paces import on_workers
+from spore_dask.pilot import CELLS, PRODUCTS, compared_by_cells
+from spore_dask.plan import FitPlan
+from spore_dask.sample_fits import Pilot, Sample, fit_samples
 from spore_dask.store import Source
 from spore_dask.threads import n_threads
 
 SAMPLE_POINTS = 100_000
 SAMPLE_NBYTES = 32 << 20
-FEW_POINTS = 6000
-"""Points of a small fit: enough for an approximate search."""
-SPLIT = 8
-"""Partitions of another fit of as few points; the others have one."""
-REPEATS = 3
-"""How often each fit is repeated, while all of its kind take no longer than this:"""
-REPEAT_SECONDS = 5.0
 SAMPLE_CHUNKS = 16
-"""Chunks that the sample is read from."""
+"""Rows of the sample at most, their bytes, and the chunks that they are read from."""
 START_SECONDS = 1.0
 """What it takes to start local workers."""
 LOAD_SECONDS = 0.7
 """What the first task takes on a new worker, to load libraries."""
-CROWDED = 1.2
-"""How much longer work takes where workers share a machine, and so its caches and its memory."""
-LISTS = {"scan": 1, "points": 3, "graph": 1, "density": 3, "fragments": 1}
-"""How often a stage sends a list of tasks to workers, and waits for all of them.
-
-Before those of `points` the coordinator takes as long once more, to grow the tree of partitions.
-"""
-LIST_SECONDS = 0.03
-"""What such a list takes at least: workers begin it, and end it, not all at once."""
-SENT_SECONDS = 0.002
-"""What it takes the coordinator and the scheduler to send a task and to hear of its end."""
-PIECE_SECONDS = 2e-5
-"""What a part of a file takes in an exchange, beside its bytes."""
-PAGE_SECONDS = 6e-6
-"""What a page of rows takes that Expansion reads because its cache is smaller than the graph."""
-LEAST_SECONDS = {"expand": 5e-9, "reassign": 1.5e-8, "publish": 5e-8}
-"""What a unit of work takes the coordinator at least: samples may fit in a processor's cache."""
 PAGES_AGAIN = 2.0
-"""How often it reads each of them then, at most: more in eight columns than in two."""
+"""How often Expansion reads each page that it reads one by one, at most: more in eight columns than
+in two."""
 UNSURE = 2.0
 """Factor by which the share of fragments may differ from that of the sample."""
 
@@ -155,7 +124,12 @@ def estimate(source: Any, out: Any = None, **options: Any) -> Estimate:
     client = options.pop("client", None)
     n_workers = options.pop("n_workers", None)
     memory_limit = options.pop("memory_limit", None)
-    for name in ("progress", "resume"):
+    if options.get("params") is not None:
+        raise ParameterError(
+            f"params is {options['params']!r}, but `estimate` tells what a fit with given "
+            "parameters takes: leave it out."
+        )
+    for name in ("progress", "resume", "params", "n_trials"):
         options.pop(name, None)
     place = out or place_beside(source) or f"{tempfile.gettempdir()}/spore_dask-estimate"
     job = find_job(source, place, **options)
@@ -163,7 +137,7 @@ def estimate(source: Any, out: Any = None, **options: Any) -> Estimate:
     sample = _sample(job.data.source, job.data.content)
     n_workers = n_threads() if n_workers is None else n_workers
     starts_workers = client is None and n_workers > 0
-    pilot = _measure(job, sample, options, plan.shape.n_partitions)
+    pilot = fit_samples(job, plan, sample)
     stages = _project(job, plan, pilot, n_workers, starts_workers)
     between = START_SECONDS if starts_workers else 0.0
     return Estimate(stages, between + pilot.between_seconds, plan.memory_limit)
@@ -180,201 +154,68 @@ def _sample(source: Source, content: Any) -> NDArray[Any]:
         step = source.chunk_rows
         chunks = np.unique(np.linspace(0, n_rows // step - 1, SAMPLE_CHUNKS).astype(int))
         firsts = (chunks * step).tolist()
+    ends = np.linspace(0, wanted, len(firsts) + 1).astype(int)
     parts = []
-    for first in firsts:
+    for first, n_here in zip(firsts, np.diff(ends), strict=True):
         last = min(first + step, n_rows)
-        every = max(1, len(firsts) * (last - first) // wanted)
-        if content is None:
-            parts.append(source.read(first, last)[::every])
-        else:
-            parts.append(np.asarray(content[first:last:every]))
-    return np.concatenate(parts)[:wanted]
-
-
-@dataclasses.dataclass(frozen=True)
-class Pilot:
-    """Fits of a few points, of few in more partitions, and of many points.
-
-    Of each there are some that are equal.
-    """
-
-    few: Sequence[Run]
-    split: Sequence[Run]
-    many: Sequence[Run]
-    between_seconds: float
-    """Time that a fit of many spent between its stages."""
-
-    def pace(self, stage: str, with_workers: bool) -> Pace:
-        """Return how long a stage takes for what it has to do, here and with workers."""
-        (few, few_load), (split, split_load), (many, many_load) = (
-            (_seconds(runs, stage), costs.loads(size_of(runs[0]))[stage])
-            for runs in (self.few, self.split, self.many)
-        )
-        more_tasks = split_load.n_tasks - few_load.n_tasks
-        per_task = max(0.0, split - few) / more_tasks if more_tasks else 0.0
-        few, many = few - per_task * few_load.n_tasks, many - per_task * many_load.n_tasks
-        more_work = many_load.work - few_load.work
-        per_work = many / many_load.work
-        if self.same_search and more_work > 0:
-            per_work = (many - few) / more_work
-        per_work = max(0.0, per_work)
-        fixed = max(0.0, many - per_work * many_load.work)
-        per_work = max(per_work, LEAST_SECONDS.get(stage, 0.0))
-        if stage in ALONE:
-            return Pace(fixed, per_work, per_piece=PAGE_SECONDS)
-        if not with_workers:
-            return Pace(fixed, per_work, per_task)
-        fixed += LIST_SECONDS * LISTS[stage]
-        return Pace(fixed, per_work, per_task, SENT_SECONDS, PIECE_SECONDS)
-
-    @property
-    def same_search(self) -> bool:
-        """Whether few and many points are searched in the same way."""
-        few, many = (size_of(runs[0]).n_rounds is None for runs in (self.few, self.many))
-        return few == many
-
-
-def _seconds(runs: Sequence[Run], stage: str) -> float:
-    """Return how long a stage took in the middle one of equal fits."""
-    took = [run.summary["stages"].get(stage, {}).get("seconds", 0.0) for run in runs]
-    return float(statistics.median(took))
-
-
-def size_of(run: Run, n_input_tasks: int = 1) -> Size:
-    """Return how large a finished fit was, in what its stages had to do."""
-    graph, summary = Graph(*run.graph), run.summary
-    shape, found = graph.shape, graph.summary["found"]
-    n_fragments = shape.n_points - summary["n_skeleton"]
-    searched = summary["stages"].get("fragments", {}).get("coordinates_compared", 0)
-    n_rounds = found.get("n_rounds")
-    compared = found.get("coordinates_compared", 0) / shape.n_points
-    if n_rounds is not None:
-        compared = costs.probed(shape.n_points, shape.n_columns, found["n_probes"], n_rounds)
-    return Size(
-        shape,
-        n_input_tasks,
-        compared,
-        n_fragments,
-        searched / max(1, n_fragments),
-        n_rounds,
-        _n_pages(summary["stages"].get("expand", {}), shape),
-        summary["stages"].get("expand", {}).get("cache_nbytes"),
-    )
-
-
-def _n_pages(expanded: dict[str, Any], shape: memory.Shape) -> int:
-    """Return how many pages Expansion has read one by one."""
-    if not expanded or expanded["cache_nbytes"] >= expanded["graph_nbytes"]:
-        return 0
-    return int(expanded["read_nbytes"]) // (memory.PAGE_ROWS * shape.row_nbytes)
-
-
-def _measure(job: Job, sample: NDArray[Any], options: dict[str, Any], n_partitions: int) -> Pilot:
-    """Fit few and many rows of the sample, after a fit that loads what is compiled.
-
-    The partitions of many have as many points as those of the whole.
-    """
-    params = job.resolved
-    n_partitions = max(1, round(n_partitions * len(sample) / params.n_points))
-    exponent = math.log(params.min_cluster_size) / math.log(params.n_points)
-    names = inspect.signature(fit).parameters.keys() & options.keys()
-    given = {name: options[name] for name in names - {"graph", "resume", "component", "keep"}}
-    given |= {
-        **dataclasses.asdict(job.params),
-        "density_neighbors": params.density_neighbors,
-        "expansion_neighbors": params.expansion_neighbors,
-        "reassignment_neighbors": params.reassignment_neighbors,
-        "knn": _knn_of_whole(job, sample),
-        "n_workers": 0,
-        "keep": "all",
-    }
-
-    def run(rows: NDArray[Any], n_partitions: int = 1) -> Run:
-        size = max(1, math.floor(len(rows) ** exponent))
-        changed = {"min_cluster_size": size, "n_partitions": min(n_partitions, len(rows))}
-        return fit(rows, **given | changed)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        few = sample[:: max(1, len(sample) // FEW_POINTS)][:FEW_POINTS]
-        run(few)
-        small, _ = _repeat(functools.partial(run, few))
-        split, _ = _repeat(functools.partial(run, few, SPLIT))
-        large, seconds = _repeat(functools.partial(run, sample, n_partitions))
-    took = sum(_seconds(large, stage) for stage in large[0].summary["stages"])
-    return Pilot(small, split, large, max(0.0, seconds - took))
-
-
-def _repeat(run: Callable[[], Run]) -> tuple[list[Run], float]:
-    """Return equal fits, and how long one took."""
-    runs: list[Run] = []
-    took: list[float] = []
-    while len(runs) < REPEATS and sum(took) <= REPEAT_SECONDS:
-        started = time.perf_counter()
-        runs.append(run())
-        took.append(time.perf_counter() - started)
-    return runs, statistics.median(took)
-
-
-def _knn_of_whole(job: Job, sample: NDArray[Any]) -> str:
-    """Return what to ask for so that a sample is searched as the whole will be."""
-    options, (n_points, n_columns) = job.options, job.data.source.shape
-    if job.graph is not None:
-        return "exact" if job.graph.summary["search"] in EXACT else "approximate"
-    if options.knn_index == "pynndescent" or n_columns <= FEW_COLUMNS:
-        return options.knn
-    coordinates = working_coordinates(sample, options.scale, options.metric)
-    k = min(job.head_k, len(coordinates) - 1)
-    compared = compared_by_cells(coordinates, k, n_points, options.knn)
-    found = choose_search(options.knn, compared, n_points, n_columns)
-    return "exact" if found in EXACT else "approximate"
+        rows = np.linspace(0, last - first - 1, min(n_here, last - first)).astype(int)
+        block = source.read(first, last) if content is None else content[first:last]
+        parts.append(np.asarray(block[rows]))
+    return np.concatenate(parts)
 
 
 def _project(
     job: Job, plan: FitPlan, pilot: Pilot, n_workers: int, starts_workers: bool
 ) -> dict[str, StageEstimate]:
     """Project what the stages took for the sample to all points."""
-    run, n_points = pilot.many[0], job.resolved.n_points
-    graph = Graph(*run.graph)
-    factor = n_points / graph.n_points
-    size = _whole_size(job, plan, run)
+    many, n_points = pilot.many, job.resolved.n_points
+    shape = _shape_of_whole(job, plan, many)
+    size = _whole_size(job, plan, shape, many)
+    factor = n_points / many.size.shape.n_points
     unsure = UNSURE if factor > 1 else 1.0
-    few, many = (
-        costs.loads(dataclasses.replace(size, n_fragments=min(n_points, round(n))))
+    sizes = [
+        dataclasses.replace(size, n_fragments=min(n_points, round(n)))
         for n in (size.n_fragments / unsure, size.n_fragments * unsure)
-    )
+    ]
+    needs = _memory(plan, shape, sizes[1].n_fragments)
+    skipped = ("scan", "points", "graph") if job.graph is not None else ()
+    paces = {stage: pace for stage, pace in pilot.paces().items() if stage not in skipped}
     projected = {}
-    for name, nbytes in _memory(plan, graph, round(size.n_fragments * unsure)).items():
-        stage = run.summary["stages"].get(name)
-        if stage is None or (job.graph is not None and name in ("scan", "points", "graph")):
-            continue
-        pace = pilot.pace(name, with_workers=n_workers > 0)
-        if starts_workers and n_workers > 1 and name not in ALONE:
-            pace = dataclasses.replace(pace, per_work=CROWDED * pace.per_work)
-        if name == "scan" and starts_workers:
+    for i, (stage, pace) in enumerate(paces.items()):
+        if starts_workers and i == 0:
             pace = dataclasses.replace(pace, fixed=pace.fixed + LOAD_SECONDS)
-        disk = stage["nbytes"] * factor
-        if name == "scan":  # the drawn rows
+        disk = many.run.summary["stages"][stage]["nbytes"] * factor
+        if stage == "scan":  # the drawn rows
             disk = plan.input_shape.sample_size * plan.input_shape.row_nbytes
-        span = unsure if name in ("fragments", "reassign") else 1.0
-        projected[name] = StageEstimate(
-            nbytes,
-            (disk / span, disk * span),
-            (pace.seconds(few[name], n_workers), pace.seconds(many[name], n_workers)),
-        )
+        span = unsure if stage in ("fragments", "reassign") else 1.0
+        low, high = (_seconds(stage, pace, one, n_workers, starts_workers) for one in sizes)
+        projected[stage] = StageEstimate(needs[stage], (disk / span, disk * span), (low, high))
     return projected
 
 
-def _whole_size(job: Job, plan: FitPlan, run: Run) -> Size:
+def _seconds(stage: str, pace: Pace, size: Size, n_workers: int, starts_workers: bool) -> float:
+    """Return how long a stage takes."""
+    if n_workers > 0:
+        pace = on_workers(stage, pace, size, crowded=starts_workers and n_workers > 1)
+    return pace.seconds(costs.loads(size)[stage], n_workers)
+
+
+def _shape_of_whole(job: Job, plan: FitPlan, sample: Sample) -> Shape:
+    """Return the sizes of the graph: of the one given, or of one with rows like the sample's."""
+    if job.graph is not None:
+        return job.graph.shape
+    return plan.whole().shape if sample.size.has_long_rows else plan.shape
+
+
+def _whole_size(job: Job, plan: FitPlan, shape: Shape, many: Sample) -> Size:
     """Return how large the whole fit is, given that of the sample."""
-    sample, graph, n_points = size_of(run), Graph(*run.graph), job.resolved.n_points
-    factor = n_points / graph.n_points
-    growth = _search_growth(job, graph) if factor > 1 else 1.0
+    sample, n_points = many.size, shape.n_points
+    factor = n_points / sample.shape.n_points
+    growth = _search_growth(Graph(*many.run.graph), n_points) if factor > 1 else 1.0
     compared = sample.compared * growth
     if sample.n_rounds is not None:
-        n_probes = graph.summary["found"]["n_probes"]
-        compared = costs.probed(n_points, sample.shape.n_columns, n_probes, sample.n_rounds)
-    shape = plan.shape if graph.k < sample.shape.longest_k else plan.whole().shape
+        n_probes = Graph(*many.run.graph).summary["found"]["n_probes"]
+        compared = costs.probed(n_points, shape.n_columns, n_probes, sample.n_rounds)
     fits = plan.coordinator_cache_nbytes >= n_points * shape.row_nbytes
     return Size(
         shape,
@@ -388,20 +229,21 @@ def _whole_size(job: Job, plan: FitPlan, run: Run) -> Size:
     )
 
 
-def _search_growth(job: Job, graph: Graph) -> float:
+def _search_growth(graph: Graph, n_points: int) -> float:
     """Return how much longer a point of the whole is searched for than one of the sample."""
+    if graph.summary["search"] == PRODUCTS:
+        return n_points / graph.n_points
     if graph.summary["search"] != CELLS:
         return 1.0
     points = graph.points
     coordinates = np.ascontiguousarray(points.coordinates(0, int(points.firsts[-1])))
     k = min(graph.k, len(coordinates) - 1)
     here = compared_by_cells(coordinates, k, len(coordinates), "exact")
-    return compared_by_cells(coordinates, k, job.resolved.n_points, "exact") / here
+    return compared_by_cells(coordinates, k, n_points, "exact") / here
 
 
-def _memory(plan: FitPlan, graph: Graph, n_fragments: int) -> dict[str, int]:
+def _memory(plan: FitPlan, shape: Shape, n_fragments: int) -> dict[str, int]:
     """Return the peak of a process in each stage, its cache included as far as it can be full."""
-    shape = plan.shape if graph.summary["k"] < graph.summary["longest_k"] else plan.whole().shape
     known = plan.memory()
     points = min(plan.cache_nbytes, shape.n_points * shape.point_nbytes)
     rows = min(plan.coordinator_cache_nbytes, shape.n_points * shape.row_nbytes)

@@ -171,13 +171,17 @@ class Fit:
 
     def _choose(self) -> tuple[FitPlan, Scan, str]:
         """Scan the source; return what that tells of the plan, and the way to search."""
-        plan, engine = self.plan, self.engine
-        scanned = scan_source(engine, self.job.folder, plan)
-        search = choose_index(engine, plan, scanned)
+        plan = self.plan
+        scanned = scan_source(self.engine, self.job.folder, plan)
+        search = self._find_search(plan, scanned)
         plan = plan.exact() if search in EXACT else plan
         if search != CELLS or not self._few_fragments(plan, scanned, search):
             plan = plan.whole()
         return plan, scanned, search
+
+    def _find_search(self, plan: FitPlan, scanned: Scan) -> str:
+        """Return the way to search."""
+        return choose_index(self.engine, plan, scanned)
 
     def _forget(self) -> None:
         """Remove an earlier result of the same call."""

@@ -453,13 +453,19 @@ def _scan_spec(plan: Plan) -> ScanSpec:
     )
 
 
+def settled_index(plan: Plan) -> str | None:
+    """Return the way to search, unless it depends on the data."""
+    if plan.options.knn_index == "pynndescent":
+        return PYNNDESCENT
+    return CELLS if plan.shape.n_columns <= FEW_COLUMNS else None
+
+
 def choose_index(engine: Engine, plan: Plan, scanned: Scan) -> str:
     """Return the way to search; where it depends on the data, a pilot on the sample tells."""
     options, shape = plan.options, plan.shape
-    if options.knn_index == "pynndescent":
-        return PYNNDESCENT
-    if shape.n_columns <= FEW_COLUMNS:
-        return CELLS
+    settled = settled_index(plan)
+    if settled is not None:
+        return settled
     pilot = functools.partial(_pilot, scanned, shape.n_points, options.knn)
     work = Work("pilot", pilot, [shape.k], plan.memory()["driver"])
     folder = scanned.folder.child(f"pilot-{options.knn}-{shape.k}")

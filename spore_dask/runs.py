@@ -212,11 +212,14 @@ def _verify_stages(run: Run) -> dict[str, int]:
 
 
 def _verify_graph(run: Run) -> dict[str, int]:
-    """Check the rows of the graph, if it is there."""
+    """Check the rows of the graph, if it is there, which one that was given must be."""
     path, name = run.graph
     folder = Folder(path).child(name)
     summary = folder.read_json("graph.json")
     if summary is None:
+        if run.summary["graph_given"] and run.summary["keep"] != "labels":
+            place = folder.child("graph.json").url
+            raise DamagedError("the graph that it was made from is not there", place)
         return {}
     graph = GraphRows.from_summary(folder, summary)
     checked = {name: _read_rows(graph.array(name)) for name in ARRAYS}

@@ -24,7 +24,7 @@ from pipelines.costs.fitting import (
 )
 from pipelines.costs.page import _errors, size_of, time_of, write_page
 from pipelines.costs.predicting import Case, disk_of, memory_of, predict, traffic_of
-from spore_dask import LimitError, estimates
+from spore_dask import LimitError, estimates, paces
 from spore_dask.costs import ALONE, STAGES, Load, Pace, Size, loads, probed
 from spore_dask.jobs import find_job
 from spore_dask.memory import Shape
@@ -381,14 +381,16 @@ def test_the_page_of_a_single_run(tmp_path):
 
 def test_the_page_names_the_constants_of_estimate():
     text = " ".join((Path(__file__).parents[1] / "docs" / "scale.md").read_text().split())
-    listed, sent = 1000 * estimates.LIST_SECONDS, 1000 * estimates.SENT_SECONDS
-    piece, page = 1e6 * estimates.PIECE_SECONDS, 1e6 * estimates.PAGE_SECONDS
-    entry, vote, label = (1e9 * estimates.LEAST_SECONDS[name] for name in ALONE)
+    listed, sent = 1000 * paces.LIST_SECONDS, 1000 * paces.SENT_SECONDS
+    piece, page = 1e6 * paces.PIECE_SECONDS, 1e6 * paces.PAGE_SECONDS
+    entry, vote, label = (1e9 * paces.LEAST_SECONDS[name] for name in ALONE)
+    start, load = estimates.START_SECONDS, estimates.LOAD_SECONDS
+    assert f"{start:g} s to start workers and {load:g} s until they have loaded libraries" in text
     assert (
         f"{listed:g} ms for each list of tasks that workers get, {sent:g} ms a message, "
         f"{piece:g} us a piece and {page:g} us a page"
     ) in text
-    assert f"several workers on one machine takes {estimates.CROWDED:g} times as long" in text
+    assert f"several workers on one machine takes {paces.CROWDED:g} times as long" in text
     assert (
         f"at least {entry:g} ns for an entry of a row, reassignment {vote:g} ns for a point or a "
         f"vote, publish {label:g} ns for a label"

@@ -6,10 +6,20 @@ import numpy as np
 import pytest
 import zarr
 
-from spore_dask import InputError, ParameterError, build_graph, estimate, estimates, fit
+from spore_dask import (
+    InputError,
+    ParameterError,
+    build_graph,
+    estimate,
+    estimates,
+    fit,
+    sample_fits,
+)
 from spore_dask.datasets import blobs_and_shapes
-from spore_dask.estimates import _knn_of_whole, _repeat
+from spore_dask.graph import Graph
 from spore_dask.jobs import find_job
+from spore_dask.pilot import CELLS, PROBES, PRODUCTS, PYNNDESCENT
+from spore_dask.sample_fits import Search, fit_samples, search_of_whole
 
 
 def write_zarr(path, x, chunk_rows):
@@ -64,31 +74,93 @@ def test_times_are_spans_only_where_fragments_count(known):
     assert all(name in text for name in said.stages)
 
 
-def test_more_workers_take_less_time(monkeypatch):
+def test_more_workers_take_less_time():
     x, _ = blobs_and_shapes(20_000, 2, dtype=np.float32)
     one, four = (estimate(x, n_workers=n).stages for n in (1, 4))
     assert four["graph"].seconds[0] < one["graph"].seconds[0]
 
 
-def test_the_sample_is_searched_as_the_whole_will_be(tmp_path):
+def test_the_way_that_the_whole_will_be_searched(tmp_path):
     x = np.random.default_rng(0).random((150_000, 64), np.float32)
-    sample, graph = x[:3000], build_graph(x[:1000], tmp_path / "graph", 20, n_workers=0)
+    graph = build_graph(x[:1000], tmp_path / "graph", 20, n_workers=0)
     for data, options, expected in (
-        (x, {}, "approximate"),
-        (x, {"knn": "exact"}, "exact"),
-        (x[:20_000], {}, "exact"),  # half a minute of products: worth their proof
-        (x[:20_000], {"knn": "approximate"}, "approximate"),
-        (x[:, :3], {}, "auto"),
-        (x[:1000], {"graph": graph, "reassignment_neighbors": 20}, "exact"),
+        (x, {}, Search(PROBES, None)),
+        (x, {"knn": "exact"}, Search(PRODUCTS, None)),
+        (x, {"knn": "approximate", "knn_index": "pynndescent"}, Search(PYNNDESCENT, None)),
+        (x[:20_000], {}, Search(CELLS, None)),
+        (x[:20_000], {"knn": "approximate"}, Search(PROBES, None)),
+        (x[:, :3], {}, Search(CELLS, None)),
+        (x[:1000], {"graph": graph, "reassignment_neighbors": 20}, Search(CELLS, True)),
     ):
         job = find_job(data, tmp_path / "out", **options)
-        assert _knn_of_whole(job, sample[:, : data.shape[1]]) == expected
+        plan = job.plan(None, 0)
+        assert search_of_whole(job, plan, data[:100_000]) == expected
 
 
-def test_repeats_end_where_they_take_long(monkeypatch):
-    assert len(_repeat(lambda: None)[0]) == estimates.REPEATS
-    monkeypatch.setattr(estimates, "REPEAT_SECONDS", 0.0)
-    assert len(_repeat(lambda: None)[0]) == 1
+@pytest.mark.parametrize("way", [CELLS, PRODUCTS, PROBES])
+def test_samples_are_searched_as_they_are_told(monkeypatch, tmp_path, way):
+    monkeypatch.setattr(sample_fits, "REPEATS", 1)
+    monkeypatch.setattr(sample_fits, "search_of_whole", lambda *_: Search(way, None))
+    x, _ = blobs_and_shapes(9000, 5, dtype=np.float32)
+    job = find_job(x, tmp_path / "out")
+    pilot = fit_samples(job, job.plan(None, 0), x)
+    for sample in (pilot.few, pilot.split, pilot.many):
+        assert Graph(*sample.run.graph).summary["search"] == way
+    shapes = [sample.size.shape for sample in (pilot.few, pilot.split, pilot.many)]
+    assert [shape.n_points for shape in shapes] == [6000, 6000, 9000]
+    assert [shape.n_partitions for shape in shapes[:2]] == [1, 8]
+    assert shapes[2].n_partitions == job.plan(None, 0).shape.n_partitions
+
+
+def test_repeats_end_where_they_take_long(monkeypatch, tmp_path):
+    x, _ = blobs_and_shapes(600, 2, dtype=np.float32)
+    job = find_job(x, tmp_path / "out")
+    fits = []
+    one = sample_fits._fit
+    monkeypatch.setattr(sample_fits, "_fit", lambda *given: fits.append(given) or one(*given))
+    fit_samples(job, job.plan(None, 0), x)
+    assert len(fits) == 1 + 3 * sample_fits.REPEATS
+    monkeypatch.setattr(sample_fits, "REPEAT_SECONDS", 0.0)
+    fit_samples(job, job.plan(None, 0), x)
+    assert len(fits) == 1 + 3 * sample_fits.REPEATS + 1 + 3
+
+
+def test_rows_of_the_sample_come_from_everywhere(tmp_path):
+    x = np.arange(150_000, dtype=np.float32).reshape(-1, 1)
+    for source in (x, write_zarr(tmp_path / "x.zarr", x, 10_000)):
+        job = find_job(source, tmp_path / "out")
+        sample = estimates._sample(job.data.source, job.data.content)[:, 0]
+        assert 90_000 < len(np.unique(sample)) == len(sample) <= estimates.SAMPLE_POINTS
+        assert sample[-1] > 148_000
+    narrow = write_zarr(tmp_path / "narrow.zarr", x, 1000)
+    job = find_job(narrow, tmp_path / "out")
+    sample = estimates._sample(job.data.source, job.data.content)[:, 0]
+    assert len(np.unique(sample)) == len(sample) == 16_000
+
+
+def test_data_that_few_partitions_can_hold():
+    x = np.random.default_rng(0).integers(0, 100, (20_000, 1)).astype(np.float32)
+    assert estimate(x, n_workers=0).seconds[0] > 0
+
+
+@pytest.mark.parametrize("n_points", [2, 3, 10, 600])
+def test_few_points(n_points):
+    x = np.random.default_rng(0).random((n_points, 2), np.float32)
+    assert estimate(x, n_workers=0).seconds[0] > 0
+
+
+def test_no_fragments():
+    x, _ = blobs_and_shapes(8000, 2, dtype=np.float32)
+    assert estimate(x, n_workers=0, z=1000.0).seconds[0] > 0
+
+
+def test_products_grow_with_the_number_of_points(monkeypatch, tmp_path):
+    monkeypatch.setattr(sample_fits, "REPEATS", 1)
+    x = np.random.default_rng(0).normal(size=(5000, 64)).astype(np.float32)
+    job = find_job(x, tmp_path / "out", knn="exact")
+    graph = Graph(*fit_samples(job, job.plan(None, 0), x).many.run.graph)
+    assert graph.summary["search"] == PRODUCTS
+    assert estimates._search_growth(graph, 50_000) == 10
 
 
 def test_unusual_arguments(tmp_path):
@@ -96,7 +168,11 @@ def test_unusual_arguments(tmp_path):
     assert estimate(x, n_workers=0, resume=False, progress=True).seconds[0] > 0
     assert estimate(x, n_workers=0, min_cluster_size=7000).seconds[0] > 0
     graph = build_graph(x, tmp_path / "out", 100, n_workers=0)
-    assert next(iter(estimate(x, n_workers=0, graph=graph).stages)) == "density"
+    known = estimate(x, n_workers=0, graph=graph, knn_index="pynndescent")
+    assert next(iter(known.stages)) == "density"
+    assert known.stages["fragments"].seconds[0] == known.stages["fragments"].seconds[1]  # copied
+    assert estimate(x, n_workers=0, params=None, n_trials=5).seconds[0] > 0
+    assert "fragments" not in estimate(x, n_workers=0, max_scr_rounds=0).stages
 
 
 def test_errors_are_those_of_fit(tmp_path):
@@ -104,5 +180,7 @@ def test_errors_are_those_of_fit(tmp_path):
         estimate(tmp_path / "nothing.zarr")
     with pytest.raises(ParameterError, match="z_percentile is 101"):
         estimate(np.zeros((10, 2)), z_percentile=101)
+    with pytest.raises(ParameterError, match="params is 'auto', but `estimate` tells"):
+        estimate(np.zeros((10, 2)), params="auto")
     with pytest.raises(ParameterError, match="memory_limit is"):
         estimate(np.zeros((10, 2)), memory_limit="1MB")

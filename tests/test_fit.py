@@ -340,6 +340,11 @@ class TestSharing:
         again = fit(town(), tmp_path / "c", graph=run, n_workers=0, z_percentile=20)
         assert_labels(again, cluster_graph(*town_graph(), town(), z_percentile=20))
         assert verify(again)["neighbors"] > 0
+        shutil.rmtree(tmp_path / "graph")
+        with pytest.raises(DamagedError, match="the graph that it was made from is not there"):
+            verify(again)
+        clean(again, "labels")
+        assert verify(again)["labels"] > 0
 
     def test_a_graph_that_does_not_suffice_is_refused(self, tmp_path):
         graph = build_graph(town(), tmp_path / "graph", 5, n_workers=0)
@@ -529,30 +534,35 @@ kind, stage, n_done = sys.argv[3], sys.argv[4], int(sys.argv[5])
 def die(event):
     if (event.kind, event.stage) == (kind, stage) and event.n_done >= n_done:
         os.kill(os.getpid(), signal.SIGKILL)
-fit(sys.argv[1], sys.argv[2], n_workers=0, n_partitions=6, cache_limit="200kB", keep="all",
+fit(sys.argv[1], sys.argv[2], n_workers=0, n_partitions=6, cache_limit=sys.argv[6], keep="all",
     progress=die)
 """
+SMALL, LARGE = "200kB", "100MB"
+"""Caches that hold neither rows nor fragments, and all of them."""
 STAGES = [
-    ("scan", 0), ("exchange", 0), ("partition", 3), ("neighbors", 3), ("density", 1),
-    ("ranges", 1), ("order", 1), ("expand", 1), ("expand", 3), ("fragments", 2), ("gather", 1),
-    ("reassign", 1), ("publish", 1),
+    ("scan", 0, SMALL), ("pilot", 0, SMALL), ("exchange", 0, SMALL), ("partition", 3, SMALL),
+    ("neighbors", 3, SMALL), ("density", 1, SMALL), ("ranges", 1, SMALL), ("order", 1, SMALL),
+    ("percentiles-0", 0, SMALL), ("percentiles-1", 1, SMALL), ("expand", 1, SMALL),
+    ("expand", 3, SMALL), ("expand", 3, LARGE), ("fragments", 2, SMALL), ("fragments", 2, LARGE),
+    ("gather", 1, SMALL), ("reassign", 1, SMALL), ("reassign", 1, LARGE), ("publish", 1, SMALL),
+    ("publish", 1, LARGE),
 ]  # fmt: skip
 
 
 class TestKills:
-    @pytest.mark.parametrize(("stage", "n_done"), STAGES)
-    def test_a_killed_driver_continues(self, tmp_path, stage, n_done):
+    @pytest.mark.parametrize(("stage", "n_done", "cache"), STAGES)
+    def test_a_killed_driver_continues(self, tmp_path, stage, n_done, cache):
         source = write_zarr(tmp_path / "x.zarr", town(), 5000)
         command = [sys.executable, "-c", DRIVER, source, str(tmp_path / "out")]
         done = subprocess.run(
-            [*command, "task-done" if n_done else "stage-start", stage, str(n_done)]
+            [*command, "task-done" if n_done else "stage-start", stage, str(n_done), cache]
         )
         assert done.returncode == -9
         markers, receipts = (
             {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob(pattern)}
-            for pattern in ("*/done.json", f"*/receipts-{stage}/*.json")
+            for pattern in ("*/done.json", f"**/receipts-{stage}/*.json")
         )
-        options = {"n_workers": 0, "n_partitions": 6, "cache_limit": "200kB", "keep": "all"}
+        options = {"n_workers": 0, "n_partitions": 6, "cache_limit": cache, "keep": "all"}
         run = fit(source, tmp_path / "out", **options)
         assert_labels(run, town_labels())
         verify(run)

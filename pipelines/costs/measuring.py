@@ -28,9 +28,9 @@ from pipelines.machine import processor
 from spore_dask import Run, connect, fit
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.engine import open_engine
-from spore_dask.estimates import size_of
 from spore_dask.graph import Graph
 from spore_dask.progress import Event
+from spore_dask.sample_fits import size_of
 from spore_dask.store import Folder
 from spore_dask.tasks import Work, run_work
 
