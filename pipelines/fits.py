@@ -35,6 +35,7 @@ from spore_dask import (
     predict,
     tune,
 )
+from spore_dask.costs import ALONE
 from spore_dask.datasets import blobs_and_shapes
 
 N_WORKERS = 2
@@ -183,14 +184,16 @@ def speed(options: argparse.Namespace, folder: Path) -> None:
     if options.peer_python:
         peers.append(("spore-clustering exact", options.peer_python, AUTHOR, "exact", 1 / 5))
         peers.append(("spore-clustering default", options.peer_python, AUTHOR, "default", 1 / 20))
+    for _ in range(2):  # compiles what workers and this process need
+        fit(x[:20_000], n_workers=N_WORKERS)
+    for i in range(options.runs):
+        seconds = fit_once("workers of its own", source, folder / f"own-{i}", n_workers=N_WORKERS)
+        for name, python, code, argument, aim in peers if i < options.peer_runs else []:
+            other = peer_seconds(python, code, path, argument)
+            print(f"speed      {name} {other:.1f} s: {seconds / other:.3f} (aim {aim:.2f})")
     with cluster() as client:
         for i in range(options.runs):
-            seconds = fit_once("workers at hand", source, folder / f"speed-{i}", client=client)
-            for name, python, code, argument, aim in peers if i < options.peer_runs else []:
-                other = peer_seconds(python, code, path, argument)
-                print(f"speed      {name} {other:.1f} s: {seconds / other:.3f} (aim {aim:.2f})")
-    for i in range(options.runs):
-        fit_once("workers of its own", source, folder / f"own-{i}", n_workers=N_WORKERS)
+            fit_once("workers at hand", source, folder / f"speed-{i}", client=client)
 
 
 def fit_once(what: str, source: str, out: Path, **options: Any) -> float:
@@ -233,11 +236,17 @@ def scaling(options: argparse.Namespace, folder: Path) -> None:
 
 def estimates(options: argparse.Namespace, folder: Path) -> None:
     """Compare what `estimate` says with what a fit then takes."""
-    for n_points, n_columns in ((300_000, 2), (1_000_000, 2), (1_000_000, 8)):
+    for n_points, n_columns in ((300_000, 2), (1_000_000, 2), (1_000_000, 8), (200_000, 64)):
         source = generate(folder / f"estimate{n_points}-{n_columns}.zarr", n_points, n_columns)
         said = estimate(source, n_workers=N_WORKERS)
         seconds, run = timed(lambda source=source: fit(source, n_workers=N_WORKERS, keep="all"))
-        print(f"estimate   {n_points} x {n_columns}: {off(said.seconds, seconds, 's', 1)} (aim 2)")
+        own, peaks = f":{os.getpid()}", run.summary["peak_nbytes"]
+        needs = max(stage.memory_nbytes for name, stage in said.stages.items() if name not in ALONE)
+        found = max(nbytes for name, nbytes in peaks.items() if not name.endswith(own))
+        print(
+            f"estimate   {n_points} x {n_columns}: {off(said.seconds, seconds, 's', 1)} (aim 2); a "
+            f"worker {off((needs >> 20,) * 2, found >> 20, 'MiB', 0)}"
+        )
         for name, stage in run.summary["stages"].items():
             guess = said.stages.get(name)
             if guess is not None and "seconds" in stage:
