@@ -112,9 +112,8 @@ class Pilot:
     def paces(self) -> dict[str, Pace]:
         """Return how long each stage takes for what it has to do."""
         few, split = self.few.timed, self.split.timed
-        for timed in (few, split):
-            if self.few.size.has_long_rows != self.many.size.has_long_rows:
-                timed.pop("fragments", None)
+        if self.few.size.has_long_rows != self.many.size.has_long_rows:
+            few.pop("fragments", None)  # which were searched in one, and copied in the other
         return find_paces(few, split, self.many.timed)
 
     @property
@@ -169,8 +168,8 @@ def _repeat(
         started = time.perf_counter()
         run = _fit(job, rows, given, search, n_partitions)
         took.append(time.perf_counter() - started)
-        facts = run.summary["stages"].items()
-        stages.append({name: stage["seconds"] for name, stage in facts if "seconds" in stage})
+        known = run.summary["stages"]
+        stages.append({name: known[name]["seconds"] for name in costs.STAGES if name in known})
         kept = kept or run
     assert kept is not None
     middle = {name: statistics.median(one[name] for one in stages) for name in stages[0]}

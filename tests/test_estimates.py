@@ -149,9 +149,16 @@ def test_few_points(n_points):
     assert estimate(x, n_workers=0).seconds[0] > 0
 
 
-def test_no_fragments():
+@pytest.mark.parametrize("options", [{"z": 1000.0}, {"seeding_order": "random"}])
+def test_no_fragments_and_another_order(options):
     x, _ = blobs_and_shapes(8000, 2, dtype=np.float32)
-    assert estimate(x, n_workers=0, z=1000.0).seconds[0] > 0
+    assert estimate(x, n_workers=0, **options).seconds[0] > 0
+
+
+def test_points_that_are_all_the_same():
+    assert list(estimate(np.ones((3000, 2)), n_workers=0).stages) == [
+        *("scan", "points", "graph", "publish")
+    ]
 
 
 def test_products_grow_with_the_number_of_points(monkeypatch, tmp_path):
