@@ -22,7 +22,7 @@ from spore_dask.graph import Graph
 from spore_dask.jobs import Job, find_job, place_beside
 from spore_dask.memory import Shape
 from spore_dask.paces import on_workers
-from spore_dask.pilot import CELLS, PRODUCTS, compared_by_cells
+from spore_dask.pilot import CELLS, EXACT, PRODUCTS, compared_by_cells
 from spore_dask.plan import FitPlan
 from spore_dask.sample_fits import Pilot, Sample, fit_samples
 from spore_dask.store import Source
@@ -169,8 +169,9 @@ def _project(
 ) -> dict[str, StageEstimate]:
     """Project what the stages took for the sample to all points."""
     many, n_points = pilot.many, job.resolved.n_points
-    shape = _shape_of_whole(job, plan, many)
-    size = _whole_size(job, plan, shape, many)
+    plan = _plan_of_whole(job, plan, many)
+    shape = plan.shape if job.graph is None else job.graph.shape
+    size = _whole_size(plan, shape, many)
     factor = n_points / many.size.shape.n_points
     unsure = UNSURE if factor > 1 else 1.0
     sizes = [
@@ -200,14 +201,15 @@ def _seconds(stage: str, pace: Pace, size: Size, n_workers: int, starts_workers:
     return pace.seconds(costs.loads(size)[stage], n_workers)
 
 
-def _shape_of_whole(job: Job, plan: FitPlan, sample: Sample) -> Shape:
-    """Return the sizes of the graph: of the one given, or of one with rows like the sample's."""
+def _plan_of_whole(job: Job, plan: FitPlan, sample: Sample) -> FitPlan:
+    """Return the plan of a search like the sample's, unless a graph is given."""
     if job.graph is not None:
-        return job.graph.shape
-    return plan.whole().shape if sample.size.has_long_rows else plan.shape
+        return plan
+    plan = plan.exact() if Graph(*sample.run.graph).summary["search"] in EXACT else plan
+    return plan.whole() if sample.size.has_long_rows else plan
 
 
-def _whole_size(job: Job, plan: FitPlan, shape: Shape, many: Sample) -> Size:
+def _whole_size(plan: FitPlan, shape: Shape, many: Sample) -> Size:
     """Return how large the whole fit is, given that of the sample."""
     sample, n_points = many.size, shape.n_points
     factor = n_points / sample.shape.n_points

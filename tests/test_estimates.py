@@ -61,6 +61,23 @@ def test_memory_is_within_a_factor_of_two(known):
     assert measured >= max(workers) / 2.5
 
 
+def test_memory_is_that_of_the_search_that_is_made(monkeypatch):
+    monkeypatch.setattr(sample_fits, "REPEATS", 1)
+    x, _ = blobs_and_shapes(20_000, 8, dtype=np.float32)
+    auto, exact, approximate = (
+        estimate(x, n_workers=0, knn=knn).stages["graph"].memory_nbytes
+        for knn in ("auto", "exact", "approximate")
+    )
+    assert auto == exact  # which is what such data gets
+    assert approximate == exact  # as long as that compares less
+    far = np.random.default_rng(0).random((20_000, 64), np.float32)
+    exact, approximate = (
+        estimate(far, n_workers=0, knn=knn).stages["graph"].memory_nbytes
+        for knn in ("exact", "approximate")
+    )
+    assert approximate > exact
+
+
 def test_times_are_spans_only_where_fragments_count(known):
     said, _ = known
     for name, stage in said.stages.items():
@@ -165,7 +182,8 @@ def test_products_grow_with_the_number_of_points(monkeypatch, tmp_path):
     monkeypatch.setattr(sample_fits, "REPEATS", 1)
     x = np.random.default_rng(0).normal(size=(5000, 64)).astype(np.float32)
     job = find_job(x, tmp_path / "out", knn="exact")
-    graph = Graph(*fit_samples(job, job.plan(None, 0), x).many.run.graph)
+    pilot = fit_samples(job, job.plan(None, 0), x)  # whose files go with it
+    graph = Graph(*pilot.many.run.graph)
     assert graph.summary["search"] == PRODUCTS
     assert estimates._search_growth(graph, 50_000) == 10
 
