@@ -402,6 +402,14 @@ def search_disk_nbytes(shape: Shape, may_approximate: bool) -> int:
     return max(graph + lists, 3 * lists)
 
 
+def order_disk_nbytes(shape: Shape) -> int:
+    """Return the most that the total order has on disk.
+
+    The key, the density and the range of each point, and its distance to the last neighbour.
+    """
+    return shape.n_points * (shape.key_nbytes + 10 + shape.itemsize)
+
+
 def disk_nbytes(shape: Shape, copied_nbytes: int, may_approximate: bool) -> int:
     """Return the most that a graph has on disk: points twice, or points and what searches take.
 

@@ -288,7 +288,7 @@ class FitPlan(Plan):
     @property
     def order_disk_nbytes(self) -> int:
         """Bytes that the order has on disk at most."""
-        return self.shape.n_points * self.shape.key_nbytes
+        return memory.order_disk_nbytes(self.shape)
 
     @property
     def labels_disk_nbytes(self) -> int:

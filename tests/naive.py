@@ -6,6 +6,7 @@ Distances are computed in the dtype of the points; all arithmetic after them is 
 
 import math
 from collections import Counter, deque
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,14 @@ def mean_and_std(values: np.ndarray) -> Stats:
     return mean, math.sqrt(exact_mean([(value - mean) * (value - mean) for value in flat]))
 
 
+def distance_statistics(distances: np.ndarray) -> Stats:
+    """Return mean and population std, mean and variance exact and each rounded once."""
+    exact = [Fraction(value) for value in distances.astype(np.float64).ravel().tolist()]
+    mean = sum(exact) / len(exact)
+    variance = sum(value * value for value in exact) / len(exact) - mean * mean
+    return float(mean), math.sqrt(float(variance))
+
+
 def exact_mean(values: list[float]) -> float:
     """Return the exact mean, correctly rounded: every float is a multiple of 2**-1074."""
     total = 0
@@ -200,7 +209,7 @@ def seeding(order: list[int], p: Params) -> list[int]:
 def thresholds(distances: np.ndarray, p: Params) -> tuple[float, float]:
     """Return z and max_z: as given, or from percentiles of the upper tail of distances to ke."""
     d = distances[:, p["expansion_neighbors"]].astype(np.float64)
-    mean, std = mean_and_std(d)
+    mean, std = distance_statistics(d)
     upper = d[d >= mean]
 
     def from_percentile(q: float) -> float:
@@ -213,7 +222,7 @@ def thresholds(distances: np.ndarray, p: Params) -> tuple[float, float]:
 
 def starting_statistics(distances: np.ndarray, expansion_neighbors: int) -> Stats:
     """Return mean and std of the first ke+1 columns, the zeros of column 0 included."""
-    return mean_and_std(distances[:, : expansion_neighbors + 1])
+    return distance_statistics(distances[:, : expansion_neighbors + 1])
 
 
 # Expansion

@@ -154,7 +154,7 @@ class TestThresholdsAreSharp:
         points = np.array([[0.0], [1.0], [3.0], [6.0]])
         neighbors, distances = naive.neighbor_rows(points, 1)
         params = {"min_cluster_size": 1, "expansion_neighbors": 1, "seeding_order": "none"}
-        mean, std = naive.mean_and_std(distances.ravel())
+        mean, std = naive.distance_statistics(distances)
         at_limit = (1.0 - mean) / std
         while at_limit * std < 1.0 - mean:
             at_limit = np.nextafter(at_limit, np.inf)

@@ -257,7 +257,7 @@ def test_a_kill_before_any_file_is_written_is_survived(tmp_path, monkeypatch, dt
     assert n_kills == len(seen) > 30
     assert_equal_to_memory(graph, x, found, values)
     left = {path.name for path in (tmp_path / "density").iterdir()}
-    assert not left & {"buckets", "sample"}
+    assert not left & {"buckets", "densities", "sample"}
     assert not list((tmp_path / "density").rglob("histograms"))
     assert not list((tmp_path / "density").rglob("*.partial"))
 

@@ -12,6 +12,7 @@ from spore_dask.kernels.sums import (
     exact_squared_deviations,
     exact_sum,
     mean_and_std,
+    moments,
 )
 from tests import naive
 
@@ -34,15 +35,53 @@ def test_float32_sum_is_exact(values):
     pieces=st.integers(1, 5),
 )
 def test_any_order_and_pieces_give_the_same(values, pieces):
-    whole = mean_and_std(values)
-    assert whole == naive.mean_and_std(values)
-    assert whole == mean_and_std(values[::-1])
-    total = sum(exact_sum(piece) for piece in np.array_split(values, pieces))
-    assert exact_mean(total, len(values)) == whole[0]
-    squares = sum(
-        exact_squared_deviations(piece, whole[0]) for piece in np.array_split(values, pieces)
+    mean, std = naive.mean_and_std(values)
+    parts = np.array_split(values, pieces)
+    assert exact_mean(sum(map(exact_sum, parts)), len(values)) == mean
+    squares = sum(exact_squared_deviations(part, mean) for part in parts)
+    assert exact_mean(squares, len(values)) ** 0.5 == std
+
+
+@given(values=hnp.arrays(np.float64, st.integers(1, 60), elements=FLOATS), cut=st.integers(0, 60))
+def test_moments_are_exact(values, cut):
+    assert_moments(values)
+    parts = moments(values[:cut]), moments(values[cut:])
+    assert tuple(map(sum, zip(*parts, strict=True))) == moments(values[::-1])
+
+
+def assert_moments(values):
+    """Compare sums of values and of their squares with those of fractions."""
+    exact = list(map(Fraction, values.ravel().tolist()))
+    total, squares = moments(values)
+    assert Fraction(total, 1 << UNIT_EXPONENT) == sum(exact)
+    assert Fraction(squares, 1 << 2 * UNIT_EXPONENT) == sum(value * value for value in exact)
+
+
+SHORT_ROWS = hnp.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=12)
+
+
+@given(rows=hnp.arrays(np.float32, SHORT_ROWS), ascends=st.booleans())
+def test_moments_of_any_rows_of_float32_are_exact(rows, ascends):
+    rows = np.nan_to_num(rows)
+    assert_moments(np.sort(np.abs(rows), axis=1) if ascends else rows)
+
+
+@pytest.mark.parametrize("width", [1, 2, 39, 128, 129])
+@pytest.mark.parametrize(
+    "exponents", [(0, 0), (-20, 0), (-19, 3), (-40, 0), (-149, -120), (90, 127)]
+)
+def test_moments_of_long_mantissas_are_exact(width, exponents):
+    rng = np.random.default_rng(width)
+    mantissas = rng.integers(2**23, 2**24, (50, width)) | 1
+    values = np.ldexp(
+        mantissas.astype(np.float64), rng.integers(*exponents, (50, width), endpoint=True) - 23
     )
-    assert exact_mean(squares, len(values)) ** 0.5 == pytest.approx(whole[1], rel=1e-15)
+    rows = np.sort(values.astype(np.float32), axis=1)
+    rows[::3, 0] = 0
+    assert_moments(rows)
+    assert_moments(rows[:, ::-1])
+    assert mean_and_std(rows) == mean_and_std(rows.astype(np.float64))
+    assert mean_and_std(rows) == naive.distance_statistics(rows)
 
 
 def test_two_dimensions_and_strides():

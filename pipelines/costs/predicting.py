@@ -82,7 +82,6 @@ class Case:
             data.fragment_compared.at(n_points),
             data.n_rounds,
             round(data.pages_again * n_points / PAGE_ROWS) if self.pages else 0,
-            CACHE_NBYTES,
         )
 
 
@@ -153,7 +152,7 @@ def memory_of(case: Case) -> dict[str, int]:
 def disk_of(case: Case) -> int:
     """Return the most that a fit from Zarr has on disk, as its plan has it."""
     shape = case.shape
-    order = shape.n_points * (shape.key_nbytes + 3 * memory.LABEL_NBYTES)
+    order = memory.order_disk_nbytes(shape) + shape.n_points * 3 * memory.LABEL_NBYTES
     return memory.disk_nbytes(shape, 0, not case.exact) + order
 
 
@@ -175,7 +174,7 @@ def traffic_of(size: Size) -> dict[str, int]:
         "scan": values,
         "points": values + 3 * points,
         "graph": points + graph + search,
-        "density": 2 * distances + 2 * points + 2 * n_points * shape.key_nbytes + 12 * n_points,
+        "density": distances + 2 * points + 2 * n_points * shape.key_nbytes + 28 * n_points,
         "expand": max(graph, size.n_pages * PAGE_ROWS * shape.row_nbytes) + 4 * n_points,
         "fragments": 3 * fragments,
         "reassign": fragments + 6 * n_points,

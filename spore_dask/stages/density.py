@@ -1,11 +1,12 @@
 """Density: the total order of the points, and the statistics of their distances, all exact.
 
-First every task measures a shard: sums of distances, and keys (density, coordinates, row) drawn
-from it. The drawn keys cut the order into ranges. Then every task sorts the keys of its shard into
-a file with a bucket for each range, and sums up squared deviations from the means; at last every
-task sorts one range. Percentiles are selected later, as they are asked for, from histograms.
-Reads the points and the rows of the graph; writes `order/`, `ranges/` and `reach/` (the distance of
-each point to its last expansion neighbour), and for a while `sample/` and `buckets/`.
+First every task measures a shard: densities, sums of distances and of their squares, and keys
+(density, coordinates, row) drawn from it. The drawn keys cut the order into ranges. Then every task
+sorts the keys of its shard into a file with a bucket for each range; at last every task sorts one
+range. Percentiles are selected later, as they are asked for, from histograms.
+Reads the points and, once, the rows of the graph; writes `order/`, `ranges/` and `reach/` (the
+distance of each point to its last expansion neighbour), and for a while `densities/`, `sample/` and
+`buckets/`.
 Memory: one shard of distances, its partitions and three times its keys, or the keys of one range.
 """
 
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from spore_dask.engine import Engine
 from spore_dask.exact import number_dtype
 from spore_dask.kernels.order import densities, total_order
-from spore_dask.kernels.sums import exact_mean, exact_squared_deviations, exact_sum
+from spore_dask.kernels.sums import Moments, moments
 from spore_dask.memory import keys_per_range, n_ranges
 from spore_dask.orders import (
     Order,
@@ -117,15 +117,17 @@ def _build(engine: Engine, spec: DensitySpec, folder: Folder) -> Receipt:
     receipts = run_work(
         engine, folder, Work("density", measure, shards, spec.needs_nbytes, light=True)
     )
-    n_reach, n_start = _n_distances(spec)
-    reach_mean = exact_mean(_total(receipts, "reach"), n_reach)
-    start_mean = exact_mean(_total(receipts, "start"), n_start)
+    n_points = spec.graph.n_points
+    reach_mean, reach_std = _total(receipts, "reach").mean_and_std(n_points)
+    n_distances = n_points * (spec.expansion_neighbors + 1)
+    start_mean, start_std = _total(receipts, "start").mean_and_std(n_distances)
     if not folder.exists("splitters.npy"):
         folder.write_array("splitters", _choose_splitters(spec, folder))
-    exchange = functools.partial(_exchange, spec, folder, reach_mean, start_mean)
+    exchange = functools.partial(_exchange, spec, folder, reach_mean)
     receipts = run_work(
         engine, folder, Work("ranges", exchange, shards, spec.needs_nbytes, light=True)
     )
+    folder.remove("densities")
     plan_exchange(folder, spec.graph.n_shards, spec.n_ranges)
     sort = functools.partial(_sort, spec, folder)
     work = Work("order", sort, range(spec.n_ranges), spec.needs_nbytes, light=True)
@@ -135,33 +137,35 @@ def _build(engine: Engine, spec: DensitySpec, folder: Folder) -> Receipt:
     return {
         "starts": np.append(0, np.cumsum(sizes)).tolist(),
         "reach_mean": reach_mean,
-        "reach_std": math.sqrt(exact_mean(_total(receipts, "reach"), n_reach)),
+        "reach_std": reach_std,
         "start_mean": start_mean,
-        "start_std": math.sqrt(exact_mean(_total(receipts, "start"), n_start)),
+        "start_std": start_std,
         "n_upper": sum(r["n_upper"] for r in receipts),
     }
 
 
-def _n_distances(spec: DensitySpec) -> tuple[int, int]:
-    """Return how many distances are averaged for `reach`, and for `start`."""
-    n_points = spec.graph.n_points
-    return n_points, n_points * (spec.expansion_neighbors + 1)
-
-
-def _total(receipts: list[Receipt], name: str) -> int:
+def _total(receipts: list[Receipt], name: str) -> Moments:
     """Add up exact sums, which receipts have as text because JSON would round them."""
-    return sum(int(receipt[name]) for receipt in receipts)
+    totals, squares = zip(*(receipt[name] for receipt in receipts), strict=True)
+    return Moments(sum(map(int, totals)), sum(map(int, squares)))
 
 
 def _measure(spec: DensitySpec, folder: Folder, shard: int) -> Receipt:
-    """Add up the distances of a shard, and draw keys from it."""
+    """Add up the distances of a shard, tell its densities, and draw keys from it."""
     distances = _distances(spec, shard)
+    density = _densities(spec, distances)
+    if spec.graph.n_longer[shard]:
+        longer = spec.graph.longer(shard)
+        places = longer.points.astype(np.int64) - spec.graph.span(shard)[0]
+        density[places] = _densities(spec, longer.distances)
+    folder.child("densities").write_array(str(shard), density)
     ke = spec.expansion_neighbors
     reach = np.ascontiguousarray(distances[:, ke])
     folder.child("reach").write_array(str(shard), reach)
     drawn = _drawn(spec, shard, len(reach))
-    folder.child("sample").write_array(str(shard), _keys(spec, shard, distances, drawn))
-    return {"reach": str(exact_sum(reach)), "start": str(exact_sum(distances[:, : ke + 1]))}
+    folder.child("sample").write_array(str(shard), _keys(spec, shard, density, drawn))
+    sums = {"reach": moments(reach), "start": moments(distances[:, : ke + 1])}
+    return {name: [str(total) for total in found] for name, found in sums.items()}
 
 
 def _distances(spec: DensitySpec, shard: int) -> NDArray[np.floating]:
@@ -182,16 +186,12 @@ def _drawn(spec: DensitySpec, shard: int, n_points: int) -> NDArray[np.int64]:
 def _keys(
     spec: DensitySpec,
     shard: int,
-    distances: NDArray[np.floating],
+    density: NDArray[np.float64],
     places: NDArray[np.int64] | slice = slice(None),
 ) -> NDArray[Any]:
     """Return the keys of the points of a shard, or of those at some places in it."""
     CACHE.budget_nbytes = spec.cache_nbytes
     first, last = spec.graph.span(shard)
-    density = _densities(spec, distances)
-    if spec.graph.n_longer[shard]:
-        longer = spec.graph.longer(shard)
-        density[longer.points.astype(np.int64) - first] = _densities(spec, longer.distances)
     keys = np.empty(len(density[places]), spec.key_dtype)
     keys["density"] = density[places]
     keys["row"] = spec.graph.array("rows").read(first, last)[places]
@@ -220,24 +220,16 @@ def _choose_splitters(spec: DensitySpec, folder: Folder) -> NDArray[Any]:
     return drawn[_ranked(drawn)[places]]
 
 
-def _exchange(
-    spec: DensitySpec, folder: Folder, reach_mean: float, start_mean: float, shard: int
-) -> Receipt:
-    """Write the keys of a shard with a bucket for each range, and add up squared deviations."""
-    distances = _distances(spec, shard)
-    keys = _keys(spec, shard, distances)
+def _exchange(spec: DensitySpec, folder: Folder, reach_mean: float, shard: int) -> Receipt:
+    """Write the keys of a shard with a bucket for each range."""
+    keys = _keys(spec, shard, folder.child("densities").read_array(str(shard)))
     ranges = _ranges_of(keys, folder.read_array("splitters"))
     write_ranges_of(folder, shard, ranges)
     order = np.argsort(ranges.astype(np.min_scalar_type(spec.n_ranges)), kind="stable")
     folder.child("buckets").write_rows(f"{shard}.keys", keys.take(order))
     write_counts(folder, shard, ranges, spec.n_ranges)
-    ke = spec.expansion_neighbors
-    reach = np.ascontiguousarray(distances[:, ke])
-    return {
-        "reach": str(exact_squared_deviations(reach, reach_mean)),
-        "start": str(exact_squared_deviations(distances[:, : ke + 1], start_mean)),
-        "n_upper": len(_upper(reach, reach_mean)),
-    }
+    reach = folder.child("reach").read_array(str(shard))
+    return {"n_upper": len(_upper(reach, reach_mean))}
 
 
 def _ranges_of(keys: NDArray[Any], splitters: NDArray[Any]) -> NDArray[np.int64]:
