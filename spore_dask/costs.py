@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from spore_dask.memory import Shape, held_nbytes, n_ranges
+from spore_dask.memory import Shape, n_ranges
 
 STAGES = ("scan", "points", "graph", "density", "expand", "fragments", "reassign", "publish")
 ALONE = ("expand", "reassign", "publish")
@@ -44,20 +44,11 @@ class Size:
     """Rounds of refinement of an approximate search; None if the search is exact."""
     n_pages: int = 0
     """Pages of rows that Expansion reads one by one; none where its cache holds the graph."""
-    cache_nbytes: int | None = None
-    """What the coordinator can hold of rows; None if that is enough for all."""
 
     @property
     def has_long_rows(self) -> bool:
         """Whether the rows of fragments are those of the graph, which are long enough."""
         return self.shape.k >= self.shape.longest_k
-
-    @property
-    def gathers(self) -> bool:
-        """Whether the fragments are more than the coordinator can hold."""
-        if self.cache_nbytes is None:
-            return False
-        return held_nbytes(self.shape, self.n_fragments) > self.cache_nbytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +107,7 @@ def loads(size: Size) -> dict[str, Load]:
     shape, n_points = size.shape, size.shape.n_points
     n_partitions, n_shards = shape.n_partitions, shape.n_shards
     ranges, n_read = n_ranges(n_shards), size.n_input_tasks
-    pairs, gathered = n_shards * ranges, ranges if size.gathers else 0
+    gathered = min(ranges, -(-size.n_fragments // shape.shard_rows))
     steps = 1 if size.n_rounds is None else 7 + 3 * size.n_rounds
     votes = shape.longest_k + 1
     found: dict[str, Load] = {
@@ -132,14 +123,14 @@ def loads(size: Size) -> dict[str, Load]:
             n_points * (shape.k + 1 + shape.n_columns),
             2 * n_shards + ranges,
             2 * _messages(n_shards) + _messages(ranges),
-            min(pairs, n_points),
+            min(n_shards * ranges, n_points),
         ),
         "expand": Load(n_points * (shape.k + 1), n_pieces=size.n_pages, alone=True),
         "fragments": Load(
             _fragment_work(size),
             n_shards + gathered,
             n_shards + _messages(gathered),
-            3 * min(pairs, size.n_fragments) if gathered else 0,
+            3 * min(n_shards * gathered, size.n_fragments),
         ),
         "reassign": Load(n_points + size.n_fragments * votes, alone=True),
         "publish": Load(n_points, alone=True),

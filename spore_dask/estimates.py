@@ -227,7 +227,6 @@ def _whole_size(plan: FitPlan, shape: Shape, many: Sample) -> Size:
         sample.fragment_compared * growth,
         sample.n_rounds,
         0 if fits else round(PAGES_AGAIN * n_points / memory.PAGE_ROWS),
-        plan.coordinator_cache_nbytes,
     )
 
 

@@ -287,9 +287,7 @@ class Fit:
         policy = params.post_reassignment_policy
         depends_on = fragments.folder.name, thresholds.max_z, *kept, policy
         settled = self._stage("reassign", *depends_on)
-        voting = ReassignSpec(
-            folder, fragments, density.order, large, params, thresholds, cache_nbytes
-        )
+        voting = ReassignSpec(folder, fragments, large, params, thresholds, cache_nbytes)
         reassign(self.engine, settled, voting)
         return settled
 
@@ -316,8 +314,7 @@ class Fit:
         if params.max_scr_rounds == 0 or not len(large):
             del self.stages["fragments"]  # of which nothing is written
             counts = np.zeros(density.order.n_ranges, np.int64)
-            about = rows.n_points, params.k, rows.dtype, counts, rows.n_shards
-            return Fragments(folder, *about, gathered=True)
+            return Fragments(folder, rows.n_points, params.k, rows.dtype, counts)
         spec = FragmentSpec(
             graph.points,
             rows,
@@ -326,7 +323,6 @@ class Fit:
             skeletons,
             params.k,
             self.plan.cache_nbytes,
-            self.plan.coordinator_cache_nbytes,
             self.plan.memory()["fragments"],
         )
         return gather_fragments(self.engine, folder, spec, large)

@@ -1,12 +1,10 @@
-"""The rows of fragments on disk, and what is at hand of them while they vote.
+"""The rows of fragments on disk, in density order, and what is at hand of them while they vote.
 
-Shards write them sorted by ranges of the density order; where they are too many to be held, they
-are gathered in files of ranges. Memory: what is held, within a budget, or the rows of one range.
+They are in pieces. Memory: what is held, within a budget, and one piece.
 """
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from typing import Any, Self
 
@@ -16,7 +14,6 @@ from numpy.typing import NDArray
 from spore_dask.exact import number_dtype
 from spore_dask.kernels.reassign import Fragments as Piece
 from spore_dask.memory import HELD_NBYTES
-from spore_dask.orders import Order, Places, places_of
 from spore_dask.shards import Entries
 from spore_dask.store import AtHand, Folder, RowFiles
 from spore_dask.threads import in_threads
@@ -26,7 +23,7 @@ ARRAYS = ("points", *Entries._fields)
 
 @dataclasses.dataclass(frozen=True)
 class Fragments:
-    """The rows of fragments on disk."""
+    """The rows of fragments on disk, in density order."""
 
     folder: Folder
     n_points: int
@@ -36,11 +33,7 @@ class Fragments:
     dtype: str
     """Type of the distances."""
     counts: NDArray[np.int64]
-    """Fragments of each range of the order."""
-    n_shards: int
-    """Shards of the graph."""
-    gathered: bool
-    """Whether they are in files of ranges, not in those of shards."""
+    """Fragments of each piece."""
 
     @classmethod
     def from_summary(cls, folder: Folder, summary: dict[str, Any]) -> Self:
@@ -56,52 +49,57 @@ class Fragments:
         return (self.k + 1) * entry + HELD_NBYTES
 
     @property
-    def held_nbytes(self) -> int:
-        """Bytes that all of them take in memory."""
-        return int(self.counts.sum()) * self.fragment_nbytes
+    def rows(self) -> Folder:
+        """The folder of their files."""
+        return self.folder.child("rows")
 
-    def of_range(self, i: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.floating]]:
-        """Read the fragments of a range that are gathered, their neighbours and the distances."""
-        points, neighbors, distances = (self.folder.read_array(f"{i}.{name}") for name in ARRAYS)
-        return points, neighbors, distances
+    def array(self, name: str) -> RowFiles:
+        """Return "points", "neighbors" or "distances", in density order."""
+        starts = np.append(0, np.cumsum(self.counts))
+        return self.files(self.rows, name, starts)
 
-    def places(self, i: int) -> Places:
-        """Return where the fragments of a range are in the files of shards; they ascend."""
-        return places_of(self.folder, i, self.n_shards, len(self.counts))
-
-    def arrays(self) -> list[RowFiles]:
-        """Return all arrays in the files of shards, none where they are gathered."""
-        starts = None if self.gathered else self.places(0).starts
-        return [] if starts is None else [self.array(name, starts) for name in ARRAYS]
-
-    def array(self, name: str, starts: NDArray[np.int64]) -> RowFiles:
-        """Return "points", "neighbors" or "distances" in the files of shards."""
+    def files(self, folder: Folder, name: str, starts: NDArray[np.int64]) -> RowFiles:
+        """Return "points", "neighbors" or "distances" in the files of pieces or of shards."""
         row_shape = () if name == "points" else (self.k + 1,)
         dtype: Any = self.dtype if name == "distances" else number_dtype(self.n_points)
-        names = tuple(f"{shard}.{name}" for shard in range(self.n_shards))
-        return RowFiles(self.folder.child("buckets"), names, starts, row_shape, np.dtype(dtype))
+        names = tuple(f"{i}.{name}" for i in range(len(starts) - 1))
+        return RowFiles(folder, names, starts, row_shape, np.dtype(dtype))
+
+    def span(self, i: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the first fragment of a piece, and the one behind its last."""
+        last = self.counts[: i + 1].sum(keepdims=True)
+        return last - self.counts[i], last
 
 
-def in_order(order: NDArray[np.integer], points: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return which of some ascending points comes first in an order, which second, and so on."""
-    places = np.minimum(np.searchsorted(points, order), len(points) - 1)
-    ordered: NDArray[np.int64] = places[points[places] == order]
-    return ordered
+class Rows:
+    """Rows of fragments, as many at hand as a budget allows."""
 
-
-class Rows(abc.ABC):
-    """Rows of fragments at hand."""
-
-    def __init__(self, fragments: Fragments) -> None:
+    def __init__(self, fragments: Fragments, budget_nbytes: int) -> None:
         self._fragments = fragments
+        self._files = [fragments.array(name) for name in ARRAYS]
+        largest = int(fragments.counts.max(initial=0)) * fragments.fragment_nbytes
+        self._left_nbytes = budget_nbytes - largest  # which may be at hand beside those held
         self._pieces: dict[int, Piece] = {}
-        self._arrays: list[AtHand] = []
+        self._at_hand: list[AtHand] = []
         self.read_nbytes = 0
         """Bytes read so far."""
 
-    @abc.abstractmethod
     def piece(self, i: int) -> Piece:
-        """Return the fragments of a range that has some, in order, with their rows."""
+        """Return the fragments of a piece, in order, with their rows."""
+        if i in self._pieces:
+            return self._pieces[i]
+        span, n_fragments = self._fragments.span(i), int(self._fragments.counts[i])
+        self.read_nbytes += n_fragments * sum(files.row_nbytes for files in self._files)
+        nbytes = n_fragments * self._fragments.fragment_nbytes
+        numbers = self._files[0].read_ranges(*span)
+        if nbytes > self._left_nbytes:
+            read = (files.read_ranges(*span) for files in self._files[1:])
+            return Piece(numbers, np.arange(n_fragments), *read)
+        found = [files.at_hand(*span) for files in self._files[1:]]
+        self._at_hand += found
+        self._left_nbytes -= nbytes
+        self._pieces[i] = Piece(numbers, found[0].places(*span), *(one.rows for one in found))
+        return self._pieces[i]
 
     def keep(self, i: int, left: NDArray[np.bool_]) -> None:
         """Forget the fragments of a piece at hand that are not left."""
@@ -111,58 +109,4 @@ class Rows(abc.ABC):
 
     def check(self) -> None:
         """Notice whether files in use have changed."""
-        in_threads(AtHand.check, self._arrays)
-
-
-def rows_of(fragments: Fragments, order: Order, budget_nbytes: int) -> Rows:
-    """Return what brings the rows of fragments, piece by piece."""
-    if fragments.gathered:
-        return GatheredRows(fragments, budget_nbytes)
-    return HeldRows(fragments, order)
-
-
-class HeldRows(Rows):
-    """Rows in the files of shards, all of them at hand."""
-
-    def __init__(self, fragments: Fragments, order: Order) -> None:
-        super().__init__(fragments)
-        self._order = order
-        points, *files = fragments.arrays()
-        self._points = points.read(0, int(points.starts[-1]))
-        self._arrays = in_threads(RowFiles.at_hand, files)
-        self.read_nbytes = sum(one.row_nbytes for one in files) * len(self._points)
-
-    def piece(self, i: int) -> Piece:
-        """Return the fragments of a range, in order, with their rows."""
-        if i not in self._pieces:
-            starts, firsts, lasts = self._fragments.places(i)
-            sizes = lasts - firsts
-            places = np.arange(int(sizes.sum())) + np.repeat(lasts - np.cumsum(sizes), sizes)
-            rows = places + np.repeat(self._arrays[0].begins - starts[:-1], sizes)
-            points = self._points[places]
-            order = in_order(self._order.points(i), points)
-            arrays = (found.rows for found in self._arrays)
-            self._pieces[i] = Piece(points[order], rows[order], *arrays)
-        return self._pieces[i]
-
-
-class GatheredRows(Rows):
-    """Rows in files of ranges, as many at hand as a budget allows."""
-
-    def __init__(self, fragments: Fragments, budget_nbytes: int) -> None:
-        super().__init__(fragments)
-        largest = int(fragments.counts.max(initial=0)) * fragments.fragment_nbytes
-        self._left_nbytes = budget_nbytes - largest  # which may be at hand beside those held
-
-    def piece(self, i: int) -> Piece:
-        """Return the fragments of a range, in order, with their rows."""
-        if i in self._pieces:
-            return self._pieces[i]
-        points, neighbors, distances = self._fragments.of_range(i)
-        piece = Piece(points, np.arange(len(points)), neighbors, distances)
-        self.read_nbytes += points.nbytes + neighbors.nbytes + distances.nbytes
-        nbytes = len(points) * self._fragments.fragment_nbytes
-        if nbytes <= self._left_nbytes:
-            self._pieces[i] = piece
-            self._left_nbytes -= nbytes
-        return piece
+        in_threads(AtHand.check, self._at_hand)

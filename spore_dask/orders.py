@@ -87,7 +87,7 @@ def range_sizes(folder: Folder, n_shards: int, n_ranges: int) -> NDArray[np.int6
 
 
 class PlacesInFiles(NamedTuple):
-    """Where the entries of a range are, in each bucket file by itself."""
+    """Where the entries of some ranges are, in each bucket file by itself."""
 
     begins: NDArray[np.int64]
     ends: NDArray[np.int64]
@@ -95,26 +95,28 @@ class PlacesInFiles(NamedTuple):
     """Entries of the whole file."""
 
 
-def places_in_files(folder: Folder, i: int, n_shards: int, n_ranges: int) -> PlacesInFiles:
-    """Return where the entries of a range are in the bucket file of each shard."""
-    ends = np.array([i, n_ranges]), np.array([i + 2, n_ranges + 1])
-    found = _places(folder, n_shards, n_ranges).read_ranges(*ends)
+def places_in_files(
+    folder: Folder, i: int, n_shards: int, n_ranges: int, n_together: int = 1
+) -> PlacesInFiles:
+    """Return where the entries of one range, or of some, are in the bucket file of each shard."""
+    rows = np.array([i, i + n_together, n_ranges])
+    found = _places(folder, n_shards, n_ranges).read_ranges(rows, rows + 1)
     return PlacesInFiles(*found)
 
 
 class Places(NamedTuple):
-    """Where the entries of a range are, in the bucket files of all shards behind each other."""
+    """Where the entries of some ranges are, in the bucket files of all shards behind each other."""
 
     starts: NDArray[np.int64]
     """The first entry of each file, and the number of entries."""
     firsts: NDArray[np.int64]
-    """The first entry of the range in each file."""
+    """The first entry of these ranges in each file."""
     lasts: NDArray[np.int64]
 
 
-def places_of(folder: Folder, i: int, n_shards: int, n_ranges: int) -> Places:
-    """Return where the entries of a range are."""
-    begins, ends, sizes = places_in_files(folder, i, n_shards, n_ranges)
+def places_of(folder: Folder, i: int, n_shards: int, n_ranges: int, n_together: int = 1) -> Places:
+    """Return where the entries of one range are, or of some."""
+    begins, ends, sizes = places_in_files(folder, i, n_shards, n_ranges, n_together)
     starts = np.append(0, np.cumsum(sizes))
     return Places(starts, starts[:-1] + begins, starts[:-1] + ends)
 

@@ -104,5 +104,5 @@ def n_lists(stage: str, size: Size) -> int:
         "points": 3,
         "graph": 1 if n_rounds is None else 6 + 3 * n_rounds,
         "density": 3,
-        "fragments": 2 if size.gathers else 1,
+        "fragments": 2,
     }[stage]

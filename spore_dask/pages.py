@@ -86,7 +86,7 @@ class Pages:
         if neighbors.row_shape != width or (starts[:-1] % PAGE_ROWS).any():
             self.bring(np.arange(self.n_pages))
             return
-        self._at_hand = in_threads(lambda files: files.at_hand(), self._files)
+        self._at_hand = in_threads(RowFiles.all_at_hand, self._files)
         firsts = np.arange(self.n_pages) * PAGE_ROWS
         files = np.searchsorted(starts, firsts, side="right") - 1
         slots = (firsts - starts[files] + self._at_hand[0].begins[files]) // PAGE_ROWS

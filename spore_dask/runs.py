@@ -25,6 +25,7 @@ from spore_dask.errors import (
     SporeError,
     StoreError,
 )
+from spore_dask.fragments import ARRAYS as FRAGMENT_ARRAYS
 from spore_dask.fragments import Fragments
 from spore_dask.locks import locked
 from spore_dask.params import one_of
@@ -207,7 +208,7 @@ def _verify_stages(run: Run) -> dict[str, int]:
             checked[name] += sum(_read_rows(rows) for rows in folder.row_arrays())
         if name == "fragments":
             found = Fragments.from_summary(folder, folder.read_json(MARKER) or {})
-            checked[name] += sum(map(_read_rows, found.arrays()))
+            checked[name] += sum(_read_rows(found.array(part)) for part in FRAGMENT_ARRAYS)
     return checked
 
 

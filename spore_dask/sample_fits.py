@@ -221,7 +221,6 @@ def size_of(run: Run, n_input_tasks: int = 1) -> Size:
         searched / max(1, n_fragments),
         n_rounds,
         _n_pages(expanded, shape),
-        expanded.get("cache_nbytes"),
     )
 
 

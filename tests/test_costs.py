@@ -125,7 +125,7 @@ def test_loads_by_hand():
     assert found["expand"] == Load(1000 * 11, alone=True)
     paged = loads(Size(shape, 2, 50.0, 100, n_pages=125))
     assert paged["expand"] == Load(1000 * 11, n_pieces=125, alone=True)
-    assert found["fragments"] == Load(100 * (70 + 150 * 21), 5, 5)
+    assert found["fragments"] == Load(100 * (70 + 150 * 21), 6, 6, 15)
     assert found["reassign"] == Load(1000 + 100 * 21, alone=True)
     assert found["publish"] == Load(1000, alone=True)
     assert [name for name, load in found.items() if load.alone] == list(ALONE)
@@ -141,17 +141,21 @@ def test_approximate_loads_by_hand():
     assert found["fragments"].work == 1000 * 21
 
 
-def test_fragments_are_gathered_where_the_cache_does_not_hold_them():
+def test_fragments_are_gathered_in_pieces_of_about_a_shard():
     shape = Shape(1000, 3, 4, k=10, longest_k=20, n_partitions=5, shard_rows=200)
-    held = 100 * (21 * 8 + 32)
-    for cache_nbytes, load in ((held, (5, 5, 0)), (held - 1, (10, 6, 75)), (0, (10, 6, 75))):
-        size = Size(shape, 2, 50.0, 100, fragment_compared=70.0, cache_nbytes=cache_nbytes)
-        assert loads(size)["fragments"] == Load(100 * (70 + 150 * 21), *load)
+    for n_fragments, load in (
+        (0, (5, 5, 0)),
+        (200, (6, 6, 15)),
+        (201, (7, 6, 30)),
+        (1000, (10, 6, 75)),
+    ):
+        found = loads(Size(shape, 2, 50.0, n_fragments, fragment_compared=70.0))["fragments"]
+        assert found == Load(n_fragments * (70 + 150 * 21), *load)
 
 
 def test_no_more_pieces_than_entries():
     shape = Shape(1000, 3, 4, k=10, longest_k=20, n_partitions=100, shard_rows=16)
-    found = loads(Size(shape, 50, 1.0, n_fragments=7, cache_nbytes=0))
+    found = loads(Size(shape, 50, 1.0, n_fragments=7))
     assert found["points"].n_pieces == 2000
     assert found["density"].n_pieces == 1000
     assert found["fragments"].n_pieces == 21

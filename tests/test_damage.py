@@ -171,7 +171,7 @@ PLACES = [
     "expand-*/skeletons/c/0",
     "expand-*/skeletons/rows.json",
     "expand-*/clusters/0.npy",
-    "fragments-*/buckets/0.neighbors",
+    "fragments-*/rows/0.neighbors",
     "fragments-*/done.json",
     "reassign-*/labels/c/0",
     "reassign-*/rounds/c/0",
@@ -245,7 +245,8 @@ def test_damage_in_an_exchange_is_noticed(source, labels, tmp_path, monkeypatch)
         "density-*/buckets/1.keys": "order",
         "density-*/places": "order",
         "graph-*/distances/c/1/0": "expand",
-        "fragments-*/buckets/0.neighbors": "reassign",
+        "fragments-*/buckets/0.neighbors": "gather",
+        "fragments-*/rows/0.neighbors": "reassign",
     }
     for name, gathering in readers.items():
         out = tmp_path / name.partition("-")[0] / name.partition("/")[2].replace("/", "-")

@@ -16,7 +16,7 @@ from spore_dask import ParameterError, build_graph, exact, memory, shards, stage
 from spore_dask import fragments as fragment_rows
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.engine import open_engine
-from spore_dask.fragments import rows_of
+from spore_dask.fragments import Rows
 from spore_dask.graph import build_with
 from spore_dask.kernels import cells
 from spore_dask.orders import Order
@@ -235,7 +235,7 @@ class Case:
         self.stored_order = write_order(self.folder, rows, self.order, n_ranges)
         self.shape = memory.shape_of(n_points, x.shape[1], 4, HEAD, n_partitions, LONGEST)
 
-    def spec(self, k, is_fragment, name, hold_nbytes=0):
+    def spec(self, k, is_fragment, name):
         """Return what the rows of these fragments are asked for, of a graph with k neighbours."""
         graph = self.graphs[k]
         skeletons = self.folder.child(f"skeletons-{name}")
@@ -248,19 +248,22 @@ class Case:
             skeletons=skeletons,
             k=LONGEST,
             cache_nbytes=1 << 20,
-            hold_nbytes=hold_nbytes,
             needs_nbytes=0,
         )
 
     def assert_rows(self, fragments, is_fragment):
         """Compare the rows of fragments with those of all points."""
-        whole = self.graphs[LONGEST]
         wanted = self.order[is_fragment[self.order]]
         assert fragments.counts.sum() == len(wanted)
-        rows = rows_of(fragments, self.stored_order, 10_000)
-        ranges = np.flatnonzero(fragments.counts).tolist()
-        pieces = [rows.piece(i) for i in ranges for _ in range(2)][::2]  # once more: the same
-        assert [len(piece.points) for piece in pieces] == fragments.counts[ranges].tolist()
+        for budget_nbytes in (0, 200_000, 1 << 30):
+            self.assert_pieces(fragments, wanted, budget_nbytes)
+
+    def assert_pieces(self, fragments, wanted, budget_nbytes):
+        """Compare the rows that are at hand within a budget."""
+        whole, rows = self.graphs[LONGEST], Rows(fragments, budget_nbytes)
+        numbers = range(len(fragments.counts))
+        pieces = [rows.piece(i) for i in numbers for _ in range(2)][::2]  # once more: the same
+        assert [len(piece.points) for piece in pieces] == fragments.counts.tolist()
         rows.check()
         if not pieces:
             return
@@ -281,15 +284,13 @@ def case(tmp_path_factory):
 
 @pytest.mark.parametrize("k", [HEAD, LONGEST])
 @pytest.mark.parametrize("share", [0, 0.002, 0.2, 1])
-@pytest.mark.parametrize("hold_nbytes", [0, 1 << 30])
-def test_fragments_have_the_rows_of_the_whole_graph_in_order(case, tmp_path, k, share, hold_nbytes):
+def test_fragments_have_the_rows_of_the_whole_graph_in_order(case, tmp_path, k, share):
     is_fragment = np.random.default_rng(3).random(6000) < share
-    spec = case.spec(k, is_fragment, f"{k}-{share}", hold_nbytes)
+    spec = case.spec(k, is_fragment, f"{k}-{share}")
     with open_engine(n_workers=0) as engine:
         fragments = gather_fragments(engine, Folder(str(tmp_path)), spec, LARGE)
     case.assert_rows(fragments, is_fragment)
-    assert fragments.gathered == (fragments.held_nbytes > hold_nbytes)
-    assert (tmp_path / "buckets").exists() != fragments.gathered
+    assert not (tmp_path / "buckets").exists()
     n_searched = Folder(str(tmp_path)).read_json("done.json")["coordinates_compared"]
     assert (n_searched > 0) == (k == HEAD and share > 0)
 
@@ -301,44 +302,41 @@ def test_fragments_of_a_few_ranges_and_shards(case, tmp_path):
     with open_engine(n_workers=0) as engine:
         spec = case.spec(HEAD, is_fragment, "few")
         fragments = gather_fragments(engine, Folder(str(tmp_path)), spec, LARGE)
-    assert (fragments.counts > 0).sum() == 1
+    assert len(fragments.counts) == 1
     case.assert_rows(fragments, is_fragment)
 
 
-def test_fragments_that_can_no_longer_be_held_are_gathered(case, tmp_path):
-    is_fragment = np.random.default_rng(4).random(6000) < 0.3
-    folder, spec = Folder(str(tmp_path)), case.spec(HEAD, is_fragment, "less", 1 << 30)
-    with open_engine(n_workers=0) as engine:
-        known = gather_fragments(engine, folder, spec, LARGE)
-        less = dataclasses.replace(spec, hold_nbytes=known.held_nbytes - 1)
-        gathered = gather_fragments(engine, folder, less, LARGE)
-        assert (known.gathered, gathered.gathered) == (False, True)
-        case.assert_rows(gathered, is_fragment)
-        case.assert_rows(gather_fragments(engine, folder, spec, LARGE), is_fragment)
+@pytest.mark.parametrize(
+    ("counts", "pieces"),
+    [
+        ([], []),
+        ([0, 0], []),
+        ([0, 3, 0, 2, 0], [(1, 4)]),
+        ([0, 3, 0, 3, 0, 2, 4], [(1, 2), (3, 6), (6, 7)]),
+        ([9, 0, 9, 1, 4, 0], [(0, 1), (2, 3), (3, 5)]),
+    ],
+)
+def test_pieces_are_full_but_not_too_large(counts, pieces):
+    found = stages.fragments._cut(np.array(counts, np.int64), 5)
+    assert [(piece.start, piece.stop) for piece in found] == pieces
 
 
 def test_pieces_forget_those_that_are_not_left(case, tmp_path):
-    is_fragment = np.random.default_rng(4).random(6000) < 0.3
-    for hold_nbytes in (0, 1 << 30):
-        folder = Folder(str(tmp_path / str(hold_nbytes)))
-        spec = case.spec(HEAD, is_fragment, f"left-{hold_nbytes}", hold_nbytes)
-        with open_engine(n_workers=0) as engine:
-            rows = rows_of(gather_fragments(engine, folder, spec, LARGE), spec.order, 1 << 30)
-        before = rows.piece(1)
-        left = np.arange(len(before.points)) % 3 == 0
-        rows.keep(1, left)
-        after = rows.piece(1)
-        np.testing.assert_array_equal(after.points, before.points[left])
-        np.testing.assert_array_equal(
-            after.neighbors[after.rows], before.neighbors[before.rows[left]]
-        )
+    spec = case.spec(HEAD, np.ones(6000, bool), "left")
+    with open_engine(n_workers=0) as engine:
+        rows = Rows(gather_fragments(engine, Folder(str(tmp_path)), spec, LARGE), 1 << 30)
+    before = rows.piece(1)
+    left = np.arange(len(before.points)) % 3 == 0
+    rows.keep(1, left)
+    after = rows.piece(1)
+    np.testing.assert_array_equal(after.points, before.points[left])
+    np.testing.assert_array_equal(after.neighbors[after.rows], before.neighbors[before.rows[left]])
 
 
-@pytest.mark.parametrize("hold_nbytes", [0, 1 << 30])
-def test_fragments_on_workers(case, tmp_path, hold_nbytes):
+def test_fragments_on_workers(case, tmp_path):
     is_fragment = np.random.default_rng(4).random(6000) < 0.3
     with open_engine(n_workers=2) as engine:
-        spec = case.spec(HEAD, is_fragment, f"workers-{hold_nbytes}", hold_nbytes)
+        spec = case.spec(HEAD, is_fragment, "workers")
         fragments = gather_fragments(engine, Folder(str(tmp_path)), spec, LARGE)
     case.assert_rows(fragments, is_fragment)
 
@@ -346,28 +344,27 @@ def test_fragments_on_workers(case, tmp_path, hold_nbytes):
 def test_a_kill_before_any_write_is_survived(case, tmp_path, monkeypatch):
     is_fragment = np.random.default_rng(4).random(6000) < 0.3
     spec = case.spec(HEAD, is_fragment, "kills")
-    write = Folder.write_bytes
+    write = Folder.write_parts
     for n_written in itertools.count():
         folder = Folder(str(tmp_path / str(n_written)))
         left = iter(range(n_written))
 
-        def stop(folder, name, *content, left=left):
+        def stop(*file, left=left):
             if next(left, None) is None:
                 raise KeyboardInterrupt
-            write(folder, name, *content)
+            write(*file)
 
         with open_engine(n_workers=0) as engine:
             with monkeypatch.context() as patch:
-                patch.setattr(Folder, "write_bytes", stop)
+                patch.setattr(Folder, "write_parts", stop)
                 try:
                     gather_fragments(engine, folder, spec, LARGE)
                     break
                 except KeyboardInterrupt:
                     pass
             case.assert_rows(gather_fragments(engine, folder, spec, LARGE), is_fragment)
-    n_shards, n_ranges = spec.graph.n_shards, spec.order.n_ranges
-    # each with a receipt; the large clusters, the places, the marker
-    assert n_written == 1 + 8 * n_shards + 2 + 4 * n_ranges + 1
+    # of shards and of two pieces, each with a receipt; the large clusters, the places, the marker
+    assert n_written == 1 + 8 * spec.graph.n_shards + 2 + 7 * 2 + 1
 
 
 def test_more_neighbours_than_copies_were_kept_for_are_refused(case, tmp_path):
@@ -390,8 +387,8 @@ def test_numbers_of_64_bits(case, tmp_path, monkeypatch):
         fragments = gather_fragments(engine, Folder(str(tmp_path / "wide")), spec, LARGE)
     CACHE.clear()
     whole = case.graphs[LONGEST].neighbors[...]
-    for i in range(N_RANGES):
-        points, _, neighbors, _ = rows_of(fragments, spec.order, 0).piece(i)
+    for i in range(len(fragments.counts)):
+        points, _, neighbors, _ = Rows(fragments, 0).piece(i)
         assert (points.dtype, neighbors.dtype) == (np.int64, np.int64)
         np.testing.assert_array_equal(neighbors, whole[points])
     for shard, n_longer in enumerate(graph.summary["n_longer"]):
@@ -420,7 +417,7 @@ def test_peak_memory_is_within_the_projections(tmp_path):
     write_skeletons(folder, np.ones(len(x), bool), rows.shard_rows)
     needs = memory.fragments_nbytes(shape, longest_k, len(x) // 4)
     spec = FragmentSpec(
-        points_on_disk(graph), rows, shape, order, folder, longest_k, cache_nbytes, 0, needs
+        points_on_disk(graph), rows, shape, order, folder, longest_k, cache_nbytes, needs
     )
     with open_engine(n_workers=2) as engine:
         fragments = gather_fragments(engine, folder.child("fragments"), spec, LARGE)

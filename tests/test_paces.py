@@ -85,6 +85,5 @@ def test_what_workers_add():
 
 
 def test_lists_of_tasks():
-    assert [n_lists(s, SIZE) for s in ("scan", "points", "graph", "fragments")] == [1, 3, 1, 1]
+    assert [n_lists(s, SIZE) for s in ("scan", "points", "graph", "fragments")] == [1, 3, 1, 2]
     assert n_lists("graph", dataclasses.replace(SIZE, n_rounds=2)) == 12
-    assert n_lists("fragments", dataclasses.replace(SIZE, cache_nbytes=0)) == 2

@@ -1,8 +1,11 @@
 import json
+from unittest import mock
 
 import numpy as np
 import pytest
 import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from spore_dask import DamagedError
 from spore_dask.store import Folder, RowFiles, hash_of, open_source
@@ -92,43 +95,74 @@ def write_parts(folder, shape, cuts):
 @pytest.mark.parametrize("cuts", [[], [0, 7, 7, 4096], [1024, 5000]])
 def test_all_rows_at_hand(folder, monkeypatch, maps, shape, cuts):
     monkeypatch.setattr("spore_dask.store.plain.can_map", lambda path: maps)
-    monkeypatch.setattr("spore_dask.store.rows.PART_NBYTES", 1000)
-    cuts = [min(cut, shape[0]) for cut in cuts]
-    values, files = write_parts(folder, shape, cuts)
-    found = files.at_hand()
+    values, files = write_parts(folder, shape, [min(cut, shape[0]) for cut in cuts])
+    found = files.all_at_hand()
     found.check()
     assert found.is_mapped == maps
-    ends = zip(files.starts, files.starts[1:], found.begins, strict=False)
-    for first, last, begin in ends:
-        rows = found.rows[begin : begin + last - first]
-        np.testing.assert_array_equal(rows, values[first:last])
+    places = found.places(files.starts[:-1], files.starts[1:])
+    np.testing.assert_array_equal(found.rows[places], values)
     if len(values):
         found.rows[found.begins[-1] :] = 0  # changes nothing on disk
         np.testing.assert_array_equal(files.read(0, len(values)), values)
 
 
+@pytest.mark.parametrize("maps", [False, True])
+@pytest.mark.parametrize("width", [1, 3, 40])
+@given(data=st.data())
+@settings(max_examples=40)
+def test_some_rows_at_hand(tmp_path_factory, maps, width, data):
+    folder = Folder(str(tmp_path_factory.mktemp("some")))
+    cuts = sorted(data.draw(st.lists(st.integers(0, 5000), max_size=3)))
+    values, files = write_parts(folder, (5000, width), cuts)
+    bounds = sorted(data.draw(st.lists(st.integers(0, 5000), max_size=8)))
+    firsts, lasts = np.array(bounds[: len(bounds) // 2 * 2], np.int64).reshape(-1, 2).T
+    with mock.patch("spore_dask.store.plain.can_map", return_value=maps):
+        found = files.at_hand(firsts, lasts)
+        found.check()
+    places = found.places(firsts, lasts)
+    wanted = [values[first:last] for first, last in zip(firsts, lasts, strict=True)]
+    np.testing.assert_array_equal(found.rows[places], np.concatenate([values[:0], *wanted]))
+
+
+@pytest.mark.parametrize("width", [1, 3, 40])
+@pytest.mark.parametrize("n_places", [0, 1, 4096, 9000])
+def test_rows_written_in_another_order(folder, monkeypatch, width, n_places):
+    monkeypatch.setattr("spore_dask.store.rows.STEP_NBYTES", 10_000)
+    rng = np.random.default_rng(n_places)
+    rows = rng.random((5000, width)).astype(np.float32)
+    places = rng.integers(0, len(rows), n_places)
+    folder.write_some_rows("some", rows, places)
+    starts = np.array([0, n_places])
+    files = RowFiles(folder, ("some",), starts, (width,), rows.dtype)
+    np.testing.assert_array_equal(files.read(0, n_places), rows[places])
+    folder.write_rows("plain", rows[places])
+    for name in ("{}", "checks/{}"):
+        some, plain = (folder.read_bytes(name.format(each)) for each in ("some", "plain"))
+        assert some == plain
+
+
 def test_no_files_are_at_hand_at_once(folder):
     files = RowFiles(folder.child("nothing"), (), np.array([0]), (3,), np.dtype(np.uint32))
-    assert files.at_hand().rows.shape == (0, 3)
+    assert files.all_at_hand().rows.shape == (0, 3)
 
 
 def test_mapped_files_that_change_are_noticed(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("spore_dask.store.plain.can_map", lambda path: True)
     _, files = write_parts(folder, (5000, 3), [2000])
-    found = files.at_hand()
+    found = files.all_at_hand()
     path = tmp_path / "run" / "1.rows"
     with path.open("r+b") as file:
         file.seek(9000)
         file.write(b"\x01\x02\x03\x04\x05")
-    for check in (found.check, files.at_hand):
+    for check in (found.check, files.all_at_hand):
         with pytest.raises(DamagedError, match=r"'1.rows' .*a checksum is wrong"):
             check()
     path.write_bytes(path.read_bytes()[:20_000])
     with pytest.raises(DamagedError, match=r"'1.rows' .*ends"):
-        files.at_hand()
+        files.all_at_hand()
     path.unlink()
     with pytest.raises(DamagedError, match=r"'1.rows' .*not there"):
-        files.at_hand()
+        files.all_at_hand()
 
 
 @pytest.mark.parametrize("reason", ["too many", "refused"])
@@ -139,7 +173,7 @@ def test_files_that_cannot_be_mapped_are_read(folder, monkeypatch, reason):
     else:  # as where there is no more room for mappings
         monkeypatch.setattr("spore_dask.store.disks.POPULATE_READ", 12345)
     values, files = write_parts(folder, (5000, 3), [2000])
-    found = files.at_hand()
+    found = files.all_at_hand()
     assert not found.is_mapped
     np.testing.assert_array_equal(found.rows, values)
 

@@ -2,9 +2,9 @@
 
 First every task finds the fragments of one shard of the graph, searches for their neighbours (or
 cuts the rows of a graph that has as many), and writes them, one file with a bucket for each range
-of the order. If these are more than the coordinator can hold, every task then gathers the buckets
-of one range. Reads the points, the graph, the order and the clusters; writes `buckets/`, or
-`<range>.points`, `<range>.neighbors` and `<range>.distances`.
+of the order; then every task gathers the buckets of one piece, a few ranges. Reads the points, the
+graph, the order and the clusters; writes `rows/<piece>.points`, `.neighbors` and `.distances`, and
+for a while `buckets/`.
 Memory: the fragments of one shard and what a search takes, or those of one range twice.
 """
 
@@ -18,14 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spore_dask.engine import Engine
-from spore_dask.fragments import ARRAYS, Fragments, in_order
+from spore_dask.fragments import ARRAYS, Fragments
 from spore_dask.memory import BUFFERS_NBYTES, PAGE_ROWS, Shape
-from spore_dask.orders import Order, end_exchange, plan_exchange, range_sizes, write_counts
+from spore_dask.orders import (
+    Order,
+    end_exchange,
+    places_of,
+    plan_exchange,
+    range_sizes,
+    write_counts,
+)
 from spore_dask.points import CACHE, Points
 from spore_dask.searching import search_points
 from spore_dask.shards import Entries, GraphRows, new_entries
 from spore_dask.store import Folder
-from spore_dask.tasks import MARKER, Receipt, Work, run_stage, run_work
+from spore_dask.tasks import Receipt, Work, run_stage, run_work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +48,6 @@ class FragmentSpec:
     k: int
     """Neighbours of a fragment, at most the longest_k of the shape."""
     cache_nbytes: int
-    hold_nbytes: int
-    """What the coordinator can hold of rows."""
     needs_nbytes: int
 
 
@@ -55,39 +60,44 @@ def gather_fragments(
     """
     if spec.k > spec.shape.longest_k:  # partitions keep no more copies of heavy points than that
         raise ValueError(f"k is {spec.k}, but longest_k is {spec.shape.longest_k}")
-    build = functools.partial(_build, engine, spec, large)
-    fragments = Fragments.from_summary(folder, run_stage(folder, build))
-    if not fragments.gathered and fragments.held_nbytes > spec.hold_nbytes:
-        folder.remove(MARKER)  # there was more memory when it was written
-        fragments = Fragments.from_summary(folder, run_stage(folder, build))
-    if fragments.gathered:
-        end_exchange(folder)
-    return fragments
+    summary = run_stage(folder, functools.partial(_build, engine, spec, large))
+    end_exchange(folder)
+    return Fragments.from_summary(folder, summary)
 
 
 def _build(engine: Engine, spec: FragmentSpec, large: NDArray[np.int64], folder: Folder) -> Receipt:
     folder.write_array("large", large)
-    extract = functools.partial(_extract, spec, folder)
     n_shards, n_ranges = spec.graph.n_shards, spec.order.n_ranges
+    extract = functools.partial(_extract, spec, folder)
     work = Work("fragments", extract, _longest_first(spec, large), spec.needs_nbytes)
     receipts = run_work(engine, folder, work)
     plan_exchange(folder, n_shards, n_ranges)
+    counts = range_sizes(folder, n_shards, n_ranges)
+    pieces = _cut(counts, spec.graph.shard_rows)
     summary = {
         "n_points": spec.graph.n_points,
         "k": spec.k,
         "dtype": spec.graph.dtype,
-        "counts": range_sizes(folder, n_shards, n_ranges).tolist(),
-        "n_shards": n_shards,
-        "gathered": False,
+        "counts": [int(counts[piece].sum()) for piece in pieces],
         "coordinates_compared": sum(r["n_compared"] for r in receipts),
     }
-    fragments = Fragments.from_summary(folder, summary)
-    if fragments.held_nbytes > spec.hold_nbytes:
-        gather = functools.partial(_gather, fragments, spec.order)
-        work = Work("gather", gather, range(n_ranges), spec.needs_nbytes, light=True)
-        run_work(engine, folder, work)
-        summary["gathered"] = True
+    gather = functools.partial(_gather, spec, Fragments.from_summary(folder, summary), pieces)
+    largest_first = np.argsort(summary["counts"], kind="stable")[::-1].tolist()
+    run_work(engine, folder, Work("gather", gather, largest_first, spec.needs_nbytes, light=True))
     return summary
+
+
+def _cut(counts: NDArray[np.int64], most: int) -> list[slice]:
+    """Return the ranges of each piece; it has at most so many fragments, unless it is one range."""
+    pieces, n_here = [], 0
+    for i, count in enumerate(counts.tolist()):
+        if count and (not n_here or n_here + count > most):
+            pieces.append(slice(i, i + 1))
+            n_here = count
+        elif count:
+            pieces[-1] = slice(pieces[-1].start, i + 1)
+            n_here += count
+    return pieces
 
 
 def _longest_first(spec: FragmentSpec, large: NDArray[np.int64]) -> list[int]:
@@ -150,14 +160,29 @@ def _cut_rows(
                 rows[places[here]] = found
 
 
-def _gather(fragments: Fragments, order: Order, i: int) -> Receipt:
-    """Write the fragments of a range in order, if there are any."""
-    starts, firsts, lasts = fragments.places(i)
-    points = fragments.array("points", starts).read_ranges(firsts, lasts)
-    if len(points):
-        ordered = in_order(order.points(i), points)
-        fragments.folder.write_array(f"{i}.points", points[ordered])
-        for name in Entries._fields:
-            rows = fragments.array(name, starts).read_ranges(firsts, lasts)
-            fragments.folder.write_array(f"{i}.{name}", rows[ordered])
-    return {"n_fragments": len(points)}
+def _gather(spec: FragmentSpec, fragments: Fragments, pieces: list[slice], i: int) -> Receipt:
+    """Write a piece of the fragments, in order."""
+    ranges = range(pieces[i].start, pieces[i].stop)
+    where = spec.graph.n_shards, spec.order.n_ranges, len(ranges)
+    starts, firsts, lasts = places_of(fragments.folder, ranges.start, *where)
+    buckets, ranked = fragments.folder.child("buckets"), None
+    for name in ARRAYS:
+        found = fragments.files(buckets, name, starts).at_hand(firsts, lasts)
+        places = found.places(firsts, lasts)
+        ranked = _ranked(found.rows[places], spec.order, ranges) if ranked is None else ranked
+        fragments.rows.write_some_rows(f"{i}.{name}", found.rows, places[ranked])
+        found.check()
+    return {"n_fragments": int(fragments.counts[i])}
+
+
+def _ranked(points: NDArray[np.integer], order: Order, ranges: range) -> NDArray[np.int64]:
+    """Return which of the points, all of some ranges of an order, is first, second, and so on."""
+    ascending = np.argsort(points)
+    known = points[ascending]
+    ranked = []
+    for i in ranges:
+        wanted = order.points(i)
+        places = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+        ranked.append(places[known[places] == wanted])
+    found: NDArray[np.int64] = ascending[np.concatenate(ranked)]
+    return found

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from spore_dask.checkpoints import Checkpoints
 from spore_dask.clusters import NOISE, Thresholds
 from spore_dask.engine import Engine
-from spore_dask.fragments import Fragments, rows_of
+from spore_dask.fragments import Fragments, Rows
 from spore_dask.kernels import reassign as kernel
 from spore_dask.kernels.expand import CLUSTER
-from spore_dask.orders import Order
 from spore_dask.params import ResolvedParams
 from spore_dask.store import Folder
 from spore_dask.tasks import Receipt, run_stage
@@ -39,7 +38,6 @@ class ReassignSpec:
     skeletons: Folder
     """What Expansion has left."""
     fragments: Fragments
-    order: Order
     large: NDArray[Any]
     """LARGE records of the clusters that may be joined, by number."""
     params: ResolvedParams
@@ -124,17 +122,17 @@ class Vote:
             tolerances=spec.thresholds.max_z * spec.large["std"],
             reach=spec.params.reassignment_neighbors,
         )
-        self.rows = rows_of(spec.fragments, spec.order, spec.cache_nbytes)
+        self.rows = Rows(spec.fragments, spec.cache_nbytes)
         self.checkpoints = Checkpoints(folder)
         self._read_before = 0
         known = self.checkpoints.last()
         if known is None:
-            self._round, self._range, self._n_changed = 1, 0, 0
+            self._round, self._piece, self._n_changed = 1, 0, 0
             for first, last in zip(skeletons.starts, skeletons.starts[1:], strict=False):
                 self.labels[first:last] = cluster_of_points(spec, int(first), int(last))
             return
         facts, read = known
-        self._round, self._range, self._n_changed = facts["at"]
+        self._round, self._piece, self._n_changed = facts["at"]
         self._read_before = facts["read_nbytes"]
         self.labels[:], self.rounds[:] = read("labels"), read("rounds")
 
@@ -152,14 +150,12 @@ class Vote:
             if not self._n_changed:
                 break
             n_left = int((self.labels == kernel.FRAGMENT).sum())
-            self._round, self._range, self._n_changed = self._round + 1, 0, 0
+            self._round, self._piece, self._n_changed = self._round + 1, 0, 0
         self.rows.check()
 
     def _vote_once(self) -> None:
         """Go through all fragments once, in density order."""
-        for i in np.flatnonzero(self.spec.fragments.counts).tolist():
-            if i < self._range:
-                continue
+        for i in range(self._piece, len(self.spec.fragments.counts)):
             self._n_changed += self._vote(i)
             if self.checkpoints.due():
                 self.rows.check()
@@ -170,7 +166,7 @@ class Vote:
                 self.checkpoints.save({"labels": self.labels, "rounds": self.rounds}, facts)
 
     def _vote(self, i: int) -> int:
-        """Let the fragments of a range vote; return how many took a label."""
+        """Let the fragments of a piece vote; return how many took a label."""
         piece = self.rows.piece(i)
         n_changed = int(kernel.vote(piece, self.gates, self.labels, self.rounds, self._round))
         self.rows.keep(i, self.labels[piece.points] == kernel.FRAGMENT)

@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,10 +53,10 @@ def full_disk(place: str, nbytes: int = 0) -> FullDiskError:
     )
 
 
-def write_file(target: str, content: tuple[bytes | memoryview, ...]) -> None:
+def write_file(target: str, content: Iterable[bytes | memoryview], nbytes: int) -> None:
     """Write a file on this machine's disks under another name, and then give it its own."""
     partial = f"{target}.{uuid.uuid4().hex}{PARTIAL}"
-    with room_for(target, sum(map(len, content))):
+    with room_for(target, nbytes):
         os.makedirs(os.path.dirname(target), exist_ok=True)
         try:
             with open(partial, "wb") as file:
@@ -74,6 +74,11 @@ def read_file(path: str) -> NDArray[np.uint8]:
         content = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
         _read_into(file.fileno(), 0, content.data)
     return content
+
+
+MappedPart = tuple[str, int, int, int]
+"""Name of a file, first byte in the array and first byte in the file, which pages begin with, and
+number of bytes."""
 
 
 class NotMappedError(Exception):
@@ -98,14 +103,13 @@ def _kernel() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def map_files(path: str, parts: list[Part]) -> NDArray[np.uint8]:
-    """Return the beginnings of files in one array, in the memory that the system has them in.
+def map_files(path: str, parts: list[MappedPart]) -> NDArray[np.uint8]:
+    """Return parts of files in one array, in the memory that the system has them in.
 
-    Parts are the name of a file, the first byte in the array, which a page begins with, and the
-    number of bytes. What is between them is 0. What is written to the array stays there. Only where
-    the system can: see `can_map`.
+    What is between them is 0. What is written to the array stays there. Only where the system can:
+    see `can_map`.
     """
-    n_bytes = max((start + nbytes for _, start, nbytes in parts), default=0)
+    n_bytes = max((start + nbytes for _, start, _, nbytes in parts), default=0)
     if not n_bytes:
         return np.empty(0, np.uint8)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -115,13 +119,13 @@ def map_files(path: str, parts: list[Part]) -> NDArray[np.uint8]:
     system.mmap.restype = ctypes.c_void_p
     system.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     access, fixed = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | MAP_FIXED
-    for name, start, nbytes in parts:
+    for name, start, first, nbytes in parts:
         with open(f"{path}/{name}", "rb") as file:
-            if (missing := nbytes - os.fstat(file.fileno()).st_size) > 0:
+            if (missing := first + nbytes - os.fstat(file.fileno()).st_size) > 0:
                 raise ends_early(f"{path}/{name}", missing)
             place = content.ctypes.data + start
             if nbytes and (
-                system.mmap(place, nbytes, access, fixed, file.fileno(), 0) != place
+                system.mmap(place, nbytes, access, fixed, file.fileno(), first) != place
                 or system.madvise(place, nbytes, POPULATE_READ)  # here, errors end no process
             ):
                 raise NotMappedError(ctypes.get_errno(), "cannot be mapped", f"{path}/{name}")

@@ -24,7 +24,7 @@ from spore_dask.store.disks import read_file, room_for
 from spore_dask.store.files import address
 from spore_dask.store.npy import HEADER_NBYTES, fetch_npy, header_of, parse_header
 from spore_dask.store.plain import PlainFolder
-from spore_dask.store.rows import RowArray, write_rows
+from spore_dask.store.rows import RowArray, write_rows, write_some_rows
 from spore_dask.store.zarrs import open_safely, zarr_store
 
 CHUNK_ROWS = 1 << 18
@@ -86,6 +86,10 @@ class Folder(PlainFolder):
         Zeros take the place of `n_missing` further rows.
         """
         write_rows(self, name, rows, n_missing)
+
+    def write_some_rows(self, name: str, rows: NDArray[Any], places: NDArray[np.int64]) -> None:
+        """Write the rows at some places, for `RowFiles`, without a copy of all of them."""
+        write_some_rows(self, name, rows, places)
 
     def create_rows(
         self, name: str, shape: tuple[int, ...], dtype: Any, chunk_rows: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from spore_dask.patience import patiently
@@ -21,10 +21,10 @@ GAP_NBYTES = 64 << 10
 RANGES_AT_ONCE = 64
 
 
-def put_file(files: Any, target: str, content: tuple[bytes | memoryview, ...]) -> None:
+def put_file(files: Any, target: str, content: Iterable[bytes | memoryview], nbytes: int) -> None:
     """Write a file to an object store: a large one in parts, which appear when all are there."""
-    if sum(map(len, content)) <= 2 * PART_NBYTES:
-        files.pipe_file(target, b"".join(content))
+    if nbytes <= 2 * PART_NBYTES:
+        files.pipe_file(target, b"".join(map(bytes, content)))
         return
     file = files.open(target, "wb", block_size=PART_NBYTES)
     try:

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
 import numpy as np
@@ -20,7 +20,14 @@ from numpy.typing import NDArray
 from spore_dask.errors import DamagedError
 from spore_dask.patience import hide, patiently
 from spore_dask.store.checksums import document_checksum
-from spore_dask.store.disks import PARTIAL, can_map, map_files, read_files, write_file
+from spore_dask.store.disks import (
+    PARTIAL,
+    MappedPart,
+    can_map,
+    map_files,
+    read_files,
+    write_file,
+)
 from spore_dask.store.files import (
     Part,
     checked_name,
@@ -125,10 +132,16 @@ class PlainFolder:
 
     def write_bytes(self, name: str, *content: bytes | memoryview) -> None:
         """Write a file, whole or not at all."""
+        self.write_parts(name, lambda: content, sum(map(len, content)))
+
+    def write_parts(
+        self, name: str, parts: Callable[[], Iterable[bytes | memoryview]], nbytes: int
+    ) -> None:
+        """Write a file, whole or not at all, from parts that are made for each attempt."""
         target = self._place(name)
         write = write_file if self.is_local else functools.partial(put_file, self._files[0])
         try:
-            patiently(lambda: write(target, content), self.url)
+            patiently(lambda: write(target, parts(), nbytes), self.url)
         except FileNotFoundError as error:
             raise no_place(self.url, error) from None
 
@@ -142,7 +155,7 @@ class PlainFolder:
     def read_parts(self, parts: list[Part], content: memoryview) -> None:
         """Fill `content` with parts of files: name, first byte and number of bytes of each."""
         files, path = self._files
-        with self._files_are_whole(parts):
+        with self._files_are_whole([name for name, *_ in parts]):
             if self.is_local:
                 patiently(lambda: read_files(path, parts, content), self.url)
             else:
@@ -154,19 +167,19 @@ class PlainFolder:
         """Whether files can be mapped into memory."""
         return self.is_local and can_map(self._files[1])
 
-    def map_parts(self, parts: list[Part]) -> NDArray[np.uint8]:
-        """Map the beginnings of files on a disk here into memory: see `map_files`."""
-        with self._files_are_whole(parts):
+    def map_parts(self, parts: list[MappedPart]) -> NDArray[np.uint8]:
+        """Map parts of files on a disk here into memory: see `map_files`."""
+        with self._files_are_whole([name for name, *_ in parts]):
             return patiently(lambda: map_files(self._files[1], parts), self.url)
 
     @contextlib.contextmanager
-    def _files_are_whole(self, parts: list[Part]) -> Iterator[None]:
+    def _files_are_whole(self, names: list[str]) -> Iterator[None]:
         """Say which file is damaged if one is not there, or ends early."""
         try:
             yield
         except FileNotFoundError:
-            names = (name for name, _, _ in parts if not self.exists(name))
-            raise self.damaged("file", next(names, parts[0][0]), "it is not there") from None
+            missing = (name for name in names if not self.exists(name))
+            raise self.damaged("file", next(missing, names[0]), "it is not there") from None
         except DamagedError as error:
             name = error.place.removeprefix(f"{self._files[1]}/")
             raise self.damaged("file", name, error.what) from None

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import math
 import mmap
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,13 +19,14 @@ from numpy.typing import NDArray
 from spore_dask.store.checksums import CHECKSUM_NBYTES, block_rows, checksums_of_blocks
 from spore_dask.store.disks import NotMappedError
 from spore_dask.store.plain import PlainFolder
+from spore_dask.threads import scratch
 
 ROWS_APART = mmap.PAGESIZE // 4
 """Rows of numbers of 4 or 8 bytes that are whole pages of memory, whatever their length."""
 MOST_MAPPED = 4096
 """Files of an array that are mapped at most: each takes two of the 65,530 that Linux allows."""
-PART_NBYTES = 16 << 20
-"""What is read at a time of all rows."""
+STEP_NBYTES = 1 << 20
+"""What is copied at a time of rows that are written in another order."""
 CHECKS = "checks"
 """Folder of the checksums of files of rows, beside these."""
 
@@ -74,7 +76,7 @@ class RowFiles:
         """
         n_rows = int((lasts - firsts).sum())
         found = np.empty((n_rows, *self.row_shape), self.dtype) if into is None else into[:n_rows]
-        wanted = self._pieces(firsts, lasts)
+        wanted = self.pieces(firsts, lasts)
         whole = self._whole_blocks(wanted)
         sizes = whole.sizes()
         if np.array_equal(wanted.sizes(), sizes):
@@ -88,7 +90,7 @@ class RowFiles:
             found[end - n_here : end] = rows[start : start + n_here]
         return found
 
-    def _pieces(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> Pieces:
+    def pieces(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> Pieces:
         """Return what ranges of rows are made of."""
         firsts, lasts = firsts[firsts < lasts], lasts[firsts < lasts]
         files = np.searchsorted(self.starts, firsts, side="right") - 1
@@ -117,33 +119,38 @@ class RowFiles:
         self.folder.read_parts(list(zip(names, starts, nbytes.tolist(), strict=True)), content.data)
         self.check(pieces, content)
 
-    def at_hand(self) -> AtHand:
-        """Return all rows in one array.
+    def at_hand(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> AtHand:
+        """Return the rows of some ranges, or of the same blocks, in one array.
 
         Files on a disk here are mapped if they can be, not read: they take the memory that the
         system has its copy of them in, and no other.
         """
-        if len(self.names) <= MOST_MAPPED and self.folder.can_map:
+        pieces = self._whole_blocks(self.pieces(firsts, lasts))
+        if len(pieces.files) <= MOST_MAPPED and self.folder.can_map:
             with contextlib.suppress(NotMappedError):
-                found = AtHand(self, *self._map())
+                found = AtHand(self, pieces, *self._map(pieces))
                 found.check()
                 return found
-        rows = np.empty((int(self.starts[-1]), *self.row_shape), self.dtype)
-        block = block_rows(self.row_nbytes)
-        step = max(1, PART_NBYTES // self.row_nbytes // block) * block
-        for first in range(0, len(rows), step):  # so that checksums take little memory
-            last = min(first + step, len(rows))
-            self.read_ranges(np.array([first]), np.array([last]), rows[first:last])
-        return AtHand(self, rows, self.starts[:-1], is_mapped=False)
+        ends = np.cumsum(pieces.sizes())
+        rows = np.empty((int(ends[-1]) if len(ends) else 0, *self.row_shape), self.dtype)
+        self._read(pieces, rows)
+        return AtHand(self, pieces, rows, ends - pieces.sizes(), is_mapped=False)
 
-    def _map(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Map all rows, those of each file at the beginning of a page; return where they begin."""
-        sizes = np.diff(self.starts)
-        room = -(-sizes // ROWS_APART) * ROWS_APART
+    def all_at_hand(self) -> AtHand:
+        """Return all rows in one array, as `at_hand` does."""
+        return self.at_hand(self.starts[:-1], self.starts[1:])
+
+    def _map(self, pieces: Pieces) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Map pieces, each from the beginning of a page on; return where they begin."""
+        firsts = pieces.firsts // ROWS_APART * ROWS_APART
+        room = -(-(pieces.lasts - firsts) // ROWS_APART) * ROWS_APART
         begins = np.cumsum(room) - room
-        starts, nbytes = (begins * self.row_nbytes).tolist(), (sizes * self.row_nbytes).tolist()
-        content = self.folder.map_parts(list(zip(self.names, starts, nbytes, strict=True)))
-        return content.view(self.dtype).reshape(-1, *self.row_shape), begins
+        numbers = begins, firsts, pieces.lasts - firsts
+        nbytes = ((number * self.row_nbytes).tolist() for number in numbers)
+        names = [self.names[file] for file in pieces.files.tolist()]
+        content = self.folder.map_parts(list(zip(names, *nbytes, strict=True)))
+        rows = content.view(self.dtype).reshape(-1, *self.row_shape)
+        return rows, begins + pieces.firsts - firsts
 
     def check(self, pieces: Pieces, content: NDArray[np.uint8]) -> None:
         """Compare the bytes of whole blocks with their checksums."""
@@ -187,21 +194,30 @@ class RowFiles:
 
 @dataclasses.dataclass(frozen=True)
 class AtHand:
-    """All rows of some files in one array."""
+    """Rows of some files in one array."""
 
     files: RowFiles
+    pieces: Pieces
+    """What of the files it is."""
     rows: NDArray[Any]
     begins: NDArray[np.int64]
-    """Where in the array the rows of each file begin; what is between is no row."""
+    """Where in the array each piece begins; what is between is no row."""
     is_mapped: bool = True
+
+    def places(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where in the array the rows of the ranges are that were asked for."""
+        wanted = self.files.pieces(firsts, lasts)
+        sizes = wanted.sizes()
+        begins = self.begins + wanted.firsts - self.pieces.firsts
+        before = np.cumsum(sizes) - sizes
+        return np.repeat(begins - before, sizes) + np.arange(int(sizes.sum()))
 
     def check(self) -> None:
         """Compare mapped rows with their checksums: also after use, since files can be changed."""
         if not self.is_mapped:
             return
-        sizes = np.diff(self.files.starts)
-        for file, (begin, size) in enumerate(zip(self.begins, sizes, strict=True)):
-            piece = Pieces(np.array([file]), np.array([0]), np.array([size]))
+        for i, (begin, size) in enumerate(zip(self.begins, self.pieces.sizes(), strict=True)):
+            piece = Pieces(*(each[i : i + 1] for each in self.pieces))
             here = self.rows[begin : begin + size].reshape(-1).view(np.uint8)
             self.files.check(piece, here)
 
@@ -234,3 +250,26 @@ def write_rows(folder: PlainFolder, name: str, rows: NDArray[Any], n_missing: in
     checksums = checksums_of_blocks(content, np.array([len(content)]), row_nbytes)
     folder.write_bytes(f"{CHECKS}/{name}", checksums.view(np.uint8).data)
     folder.write_bytes(name, content.data, bytes(n_missing * row_nbytes))
+
+
+def write_some_rows(
+    folder: PlainFolder, name: str, rows: NDArray[Any], places: NDArray[np.int64]
+) -> None:
+    """Write the rows at some places, as `write_rows` does, without a copy of all of them."""
+    row_shape, row_nbytes = rows.shape[1:], math.prod(rows.shape[1:]) * rows.dtype.itemsize
+    block = block_rows(row_nbytes)
+    step = block * max(1, STEP_NBYTES // (block * row_nbytes))
+    checksums: list[NDArray[np.uint32]] = []
+
+    def parts() -> Iterator[memoryview]:
+        checksums.clear()
+        for first in range(0, len(places), step):
+            here = places[first : first + step]
+            taken = scratch("rows", (len(here), *row_shape), rows.dtype)
+            content = np.take(rows, here, 0, taken, "clip").reshape(-1).view(np.uint8)
+            checksums.append(checksums_of_blocks(content, np.array([len(content)]), row_nbytes))
+            yield content.data
+
+    folder.write_parts(name, parts, len(places) * row_nbytes)
+    found = np.concatenate([np.empty(0, np.uint32), *checksums])
+    folder.write_bytes(f"{CHECKS}/{name}", found.view(np.uint8).data)
