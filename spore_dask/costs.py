@@ -129,7 +129,7 @@ def loads(size: Size) -> dict[str, Load]:
         "fragments": Load(
             _fragment_work(size),
             n_shards + gathered,
-            n_shards + _messages(gathered),
+            n_shards + gathered,
             3 * min(n_shards * gathered, size.n_fragments),
         ),
         "reassign": Load(n_points + size.n_fragments * votes, alone=True),

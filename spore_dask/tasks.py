@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -55,10 +56,11 @@ def run_work(engine: Engine, folder: Folder, work: Work) -> list[Receipt]:
 
 
 def _batches(numbers: list[int], n_workers: int) -> list[list[int]]:
-    """Deal out the numbers of light tasks, the first ones to different batches."""
+    """Share out the numbers of light tasks evenly."""
     n_batches = max(BATCHES_PER_WORKER * max(1, n_workers), -(-len(numbers) // MOST_IN_BATCH))
     n_batches = max(1, min(n_batches, len(numbers)))
-    return [numbers[i::n_batches] for i in range(n_batches)]
+    ends = [i * len(numbers) // n_batches for i in range(n_batches + 1)]
+    return [numbers[first:last] for first, last in itertools.pairwise(ends) if first < last]
 
 
 def _keep_receipts(

@@ -146,8 +146,8 @@ def test_fragments_are_gathered_in_pieces_of_about_a_shard():
     for n_fragments, load in (
         (0, (5, 5, 0)),
         (200, (6, 6, 15)),
-        (201, (7, 6, 30)),
-        (1000, (10, 6, 75)),
+        (201, (7, 7, 30)),
+        (1000, (10, 10, 75)),
     ):
         found = loads(Size(shape, 2, 50.0, n_fragments, fragment_compared=70.0))["fragments"]
         assert found == Load(n_fragments * (70 + 150 * 21), *load)

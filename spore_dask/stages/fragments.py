@@ -83,7 +83,7 @@ def _build(engine: Engine, spec: FragmentSpec, large: NDArray[np.int64], folder:
     }
     gather = functools.partial(_gather, spec, Fragments.from_summary(folder, summary), pieces)
     largest_first = np.argsort(summary["counts"], kind="stable")[::-1].tolist()
-    run_work(engine, folder, Work("gather", gather, largest_first, spec.needs_nbytes, light=True))
+    run_work(engine, folder, Work("gather", gather, largest_first, spec.needs_nbytes))
     return summary
 
 
