@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -218,8 +218,9 @@ def choose_probes(index: Index, home: int, n_probes: int, width: int) -> Probes:
     fewest = probes.fewest_probes(np.concatenate([np.diff(each) for each in starts]), width)
     n_probes = min(n_cells, max(n_probes, fewest))
     n_near = min(n_cells, NEAR_CELLS + NEAR_FACTOR * n_probes)
-    centers: Iterable[NDArray[Any]] = (index.centers(p) for p in full)
-    near = probes.near_cells(own.centers, centers, n_cells, n_near)
+    home_first = sorted(enumerate(full), key=lambda place: place[1] != home)
+    centers = ((int(first_cells[i]), index.centers(p)) for i, p in home_first)
+    near = probes.near_cells(own.centers, centers, n_near)
     wanted, places = np.unique(near, return_inverse=True)
     edges = np.searchsorted(wanted, first_cells)
     gathered = [

@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -135,10 +137,10 @@ def test_few_probes_are_enough_for_a_list():
 
 def test_near_cells_do_not_depend_on_how_centers_are_split():
     centers = blobs(60, 8, np.float64)
-    parts = [centers[:20], centers[20:25], centers[25:]]
-    whole = probes.near_cells(centers[:7], [centers], len(centers), 9)
-    split = probes.near_cells(centers[:7], parts, len(centers), 9)
-    np.testing.assert_array_equal(whole, split)
+    parts = [(0, centers[:20]), (20, centers[20:25]), (25, centers[25:])]
+    whole = probes.near_cells(centers[:7], [(0, centers)], 9)
+    for order in itertools.permutations(parts):
+        np.testing.assert_array_equal(probes.near_cells(centers[:7], order, 9), whole)
     squares = ((centers[:7, None] - centers) ** 2).sum(axis=2)
     np.testing.assert_array_equal(whole, np.sort(np.argsort(squares, axis=1)[:, :9], axis=1))
 

@@ -101,18 +101,17 @@ def fewest_probes(cell_sizes: NDArray[np.integer], n_wanted: int) -> int:
 
 
 def near_cells(
-    home_centers: NDArray[Any], centers: Iterable[NDArray[Any]], n_cells: int, n_near: int
+    home_centers: NDArray[Any], centers: Iterable[tuple[int, NDArray[Any]]], n_near: int
 ) -> NDArray[np.int32]:
     """Find the cells whose centers are nearest to that of each home cell.
 
     Parameters
     ----------
     home_centers : float array (H, D)
-    centers : float arrays (cells, D)
-        The centers of all partitions, in order; only one is used at a time.
-    n_cells : int
-        Number of all cells.
-    n_near : int, at most n_cells
+    centers : pairs of a number and a float array (cells, D)
+        The number of the first cell of each partition, and the centers of all; only one is used at
+        a time. Those near home come best first, because then most others are soon passed over.
+    n_near : int, at most the number of all cells
 
     Returns
     -------
@@ -121,21 +120,28 @@ def near_cells(
     """
     near = np.empty((len(home_centers), 0), np.int32)
     squares = np.empty((len(home_centers), 0), home_centers.dtype)
+    limits = np.full((len(home_centers), 1), np.inf, home_centers.dtype)
     middle = home_centers.mean(axis=0)
-    first = 0
-    for block in centers:
+    for first, block in centers:
         offsets = block - middle
         lengths = np.einsum("ij,ij->i", offsets, offsets)
         found = lengths - 2 * ((home_centers - middle) @ offsets.T)
-        numbers = np.arange(first, first + len(block), dtype=np.int32)
-        first += len(block)
+        within = np.flatnonzero((found < limits).any(axis=0))
+        found, numbers = found[:, within], (first + within).astype(np.int32)
         squares = np.hstack([squares, found])
         near = np.hstack([near, np.broadcast_to(numbers, found.shape)])
-        if near.shape[1] > (n_near if first == n_cells else NEAR_BLOCKS * n_near):
-            kept = np.argpartition(squares, n_near - 1, axis=1)[:, :n_near]
-            squares = np.take_along_axis(squares, kept, axis=1)
-            near = np.take_along_axis(near, kept, axis=1)
-    return np.sort(near, axis=1)
+        if near.shape[1] > (NEAR_BLOCKS if limits[0] < np.inf else 1) * n_near:
+            near, squares = _nearest(near, squares, n_near)
+            limits = squares.max(axis=1, keepdims=True)
+    return np.sort(_nearest(near, squares, n_near)[0], axis=1)
+
+
+def _nearest(
+    numbers: NDArray[np.int32], squares: NDArray[Any], n_near: int
+) -> tuple[NDArray[np.int32], NDArray[Any]]:
+    """Return the nearest of each row, in no particular order."""
+    kept = np.argpartition(squares, n_near - 1, axis=1)[:, :n_near]
+    return np.take_along_axis(numbers, kept, axis=1), np.take_along_axis(squares, kept, axis=1)
 
 
 @kernel
