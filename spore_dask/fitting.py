@@ -313,8 +313,8 @@ class Fit:
         folder = self._stage("fragments", skeletons.name, params.k, smallest)
         if params.max_scr_rounds == 0 or not len(large):
             del self.stages["fragments"]  # of which nothing is written
-            counts = np.zeros(density.order.n_ranges, np.int64)
-            return Fragments(folder, rows.n_points, params.k, rows.dtype, counts)
+            none = np.zeros(0, np.int64)
+            return Fragments(folder, rows.n_points, params.k, rows.dtype, none)
         spec = FragmentSpec(
             graph.points,
             rows,

@@ -65,11 +65,6 @@ class Fragments:
         names = tuple(f"{i}.{name}" for i in range(len(starts) - 1))
         return RowFiles(folder, names, starts, row_shape, np.dtype(dtype))
 
-    def span(self, i: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the first fragment of a piece, and the one behind its last."""
-        last = self.counts[: i + 1].sum(keepdims=True)
-        return last - self.counts[i], last
-
 
 class Rows:
     """Rows of fragments, as many at hand as a budget allows."""
@@ -77,8 +72,10 @@ class Rows:
     def __init__(self, fragments: Fragments, budget_nbytes: int) -> None:
         self._fragments = fragments
         self._files = [fragments.array(name) for name in ARRAYS]
-        largest = int(fragments.counts.max(initial=0)) * fragments.fragment_nbytes
-        self._left_nbytes = budget_nbytes - largest  # which may be at hand beside those held
+        counts = fragments.counts
+        fit = int(counts.sum()) * fragments.fragment_nbytes <= budget_nbytes
+        beside = 0 if fit else int(counts.max()) * fragments.fragment_nbytes  # those not held
+        self._left_nbytes = budget_nbytes - beside
         self._pieces: dict[int, Piece] = {}
         self._at_hand: list[AtHand] = []
         self.read_nbytes = 0
@@ -88,17 +85,17 @@ class Rows:
         """Return the fragments of a piece, in order, with their rows."""
         if i in self._pieces:
             return self._pieces[i]
-        span, n_fragments = self._fragments.span(i), int(self._fragments.counts[i])
-        self.read_nbytes += n_fragments * sum(files.row_nbytes for files in self._files)
+        points, *files = self._files
+        n_fragments, span = int(self._fragments.counts[i]), points.starts[i : i + 2]
+        self.read_nbytes += n_fragments * sum(each.row_nbytes for each in self._files)
         nbytes = n_fragments * self._fragments.fragment_nbytes
-        numbers = self._files[0].read_ranges(*span)
+        about = points.read(*span), np.arange(n_fragments)
         if nbytes > self._left_nbytes:
-            read = (files.read_ranges(*span) for files in self._files[1:])
-            return Piece(numbers, np.arange(n_fragments), *read)
-        found = [files.at_hand(*span) for files in self._files[1:]]
+            return Piece(*about, *(each.read(*span) for each in files))
+        found = [each.at_hand(span[:1], span[1:]) for each in files]
         self._at_hand += found
         self._left_nbytes -= nbytes
-        self._pieces[i] = Piece(numbers, found[0].places(*span), *(one.rows for one in found))
+        self._pieces[i] = Piece(*about, *(each.rows for each in found))
         return self._pieces[i]
 
     def keep(self, i: int, left: NDArray[np.bool_]) -> None:

@@ -262,7 +262,7 @@ def fragments_nbytes(shape: Shape, k: int, range_rows: int) -> int:
 
     Every point of a shard, or of a range of `range_rows` points of the order, may be a fragment
     with k neighbours. A shard's rows are searched in place, or cut from rows of the graph, a block
-    at a time; those of a range are read, and put in order.
+    at a time; those of a piece, which is no more than a range or a shard, are read or mapped.
     """
     row_nbytes = shape.entries_nbytes(k) + POINT_NBYTES
     search = shape.shard_rows * row_nbytes + _search_nbytes(shape, k)
@@ -334,7 +334,8 @@ def density_driver_nbytes(shape: Shape) -> int:
 def coordinator_nbytes(shape: Shape) -> int:
     """Return the projected peak of the process that grows and votes, but for its cache of rows.
 
-    Its state of every point, and the seeds, clusters or fragments of one range of the order.
+    Its state of every point, and the seeds or clusters of one range of the order, or the fragments
+    of one piece.
     """
     state = shape.n_points * POINT_STATE_NBYTES * (1 if shape.n_points < 2**31 else 2)
     piece = most_in_range(shape) * (2 * shape.entries_nbytes(shape.longest_k) + POINT_NBYTES)

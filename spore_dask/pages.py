@@ -88,8 +88,7 @@ class Pages:
             return
         self._at_hand = in_threads(RowFiles.all_at_hand, self._files)
         firsts = np.arange(self.n_pages) * PAGE_ROWS
-        files = np.searchsorted(starts, firsts, side="right") - 1
-        slots = (firsts - starts[files] + self._at_hand[0].begins[files]) // PAGE_ROWS
+        slots = self._at_hand[0].places()[firsts] // PAGE_ROWS
         arrays = (found.rows for found in self._at_hand)
         self.slots = Slots(slots.astype(np.int32), PAGE_ROWS, *arrays)
         self.read_nbytes += self.nbytes

@@ -280,7 +280,8 @@ class FitPlan(Plan):
     def disk_nbytes(self) -> int:
         """Bytes that the run has on disk at most: points, rows or lists, order and labels.
 
-        Longer rows, of fragments and of points with copies, are beside: `estimate` tells.
+        Longer rows, of fragments (twice, while they are put in order) and of points with copies,
+        are beside: `estimate` tells.
         """
         before = self.graph_disk_nbytes if self.known is None else 0
         return before + self.order_disk_nbytes + self.labels_disk_nbytes

@@ -242,6 +242,7 @@ def test_damage_in_an_exchange_is_noticed(source, labels, tmp_path, monkeypatch)
     monkeypatch.setattr("spore_dask.store.plain.can_map", lambda path: True)
     readers = {
         "points-*/buckets/0.points": "partition",
+        "density-*/densities/0.npy": "ranges",
         "density-*/buckets/1.keys": "order",
         "density-*/places": "order",
         "graph-*/distances/c/1/0": "expand",

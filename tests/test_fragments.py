@@ -284,9 +284,13 @@ def case(tmp_path_factory):
 
 @pytest.mark.parametrize("k", [HEAD, LONGEST])
 @pytest.mark.parametrize("share", [0, 0.002, 0.2, 1])
-def test_fragments_have_the_rows_of_the_whole_graph_in_order(case, tmp_path, k, share):
+@pytest.mark.parametrize("maps", [False, True])
+def test_fragments_have_the_rows_of_the_whole_graph_in_order(
+    case, tmp_path, monkeypatch, k, share, maps
+):
+    monkeypatch.setattr("spore_dask.store.plain.can_map", lambda path: maps)
     is_fragment = np.random.default_rng(3).random(6000) < share
-    spec = case.spec(k, is_fragment, f"{k}-{share}")
+    spec = case.spec(k, is_fragment, f"{k}-{share}-{maps}")
     with open_engine(n_workers=0) as engine:
         fragments = gather_fragments(engine, Folder(str(tmp_path)), spec, LARGE)
     case.assert_rows(fragments, is_fragment)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spore_dask import DamagedError
-from spore_dask.store import Folder, RowFiles, hash_of, open_source
+from spore_dask.store import Folder, RowFiles, disks, hash_of, open_source
 
 
 @pytest.fixture
@@ -99,8 +99,7 @@ def test_all_rows_at_hand(folder, monkeypatch, maps, shape, cuts):
     found = files.all_at_hand()
     found.check()
     assert found.is_mapped == maps
-    places = found.places(files.starts[:-1], files.starts[1:])
-    np.testing.assert_array_equal(found.rows[places], values)
+    np.testing.assert_array_equal(found.rows[found.places()], values)
     if len(values):
         found.rows[found.begins[-1] :] = 0  # changes nothing on disk
         np.testing.assert_array_equal(files.read(0, len(values)), values)
@@ -116,12 +115,55 @@ def test_some_rows_at_hand(tmp_path_factory, maps, width, data):
     values, files = write_parts(folder, (5000, width), cuts)
     bounds = sorted(data.draw(st.lists(st.integers(0, 5000), max_size=8)))
     firsts, lasts = np.array(bounds[: len(bounds) // 2 * 2], np.int64).reshape(-1, 2).T
-    with mock.patch("spore_dask.store.plain.can_map", return_value=maps):
+    with (
+        mock.patch("spore_dask.store.plain.can_map", return_value=maps),
+        mock.patch("spore_dask.store.rows.PART_NBYTES", 1000),
+    ):
         found = files.at_hand(firsts, lasts)
         found.check()
-    places = found.places(firsts, lasts)
     wanted = [values[first:last] for first, last in zip(firsts, lasts, strict=True)]
-    np.testing.assert_array_equal(found.rows[places], np.concatenate([values[:0], *wanted]))
+    wanted = np.concatenate([values[:0], *wanted])
+    np.testing.assert_array_equal(found.rows[found.places()], wanted)
+    assert maps or not found.is_mapped
+    blocks = 2 * 256 * (len(firsts) + len(cuts))  # at both ends of a range in a file
+    assert len(found.rows) <= 2 * (len(wanted) + blocks) + 1024 * (len(firsts) + len(cuts))
+
+
+def test_long_ranges_are_mapped_and_short_ones_are_read(folder, monkeypatch):
+    monkeypatch.setattr("spore_dask.store.plain.can_map", lambda path: True)
+    values, files = write_parts(folder, (5000, 3), [2500])
+    for firsts, lasts, is_mapped in (([1100, 3000], [2300, 4500], True), ([1100], [1120], False)):
+        found = files.at_hand(np.array(firsts), np.array(lasts))
+        assert found.is_mapped == is_mapped
+        wanted = np.concatenate([values[a:b] for a, b in zip(firsts, lasts, strict=True)])
+        np.testing.assert_array_equal(found.rows[found.places()], wanted)
+
+
+def test_rows_in_another_order_survive_a_failed_attempt(folder, monkeypatch):
+    rows, places = np.arange(8000, dtype=np.float32).reshape(-1, 2), np.arange(3999, -1, -1)
+    write, failed = disks.write_file, []
+
+    def fail_once(target, parts, nbytes):
+        if not failed:
+            failed.append(next(iter(parts)))
+            raise InterruptedError
+        write(target, parts, nbytes)
+
+    monkeypatch.setattr("spore_dask.store.rows.STEP_NBYTES", 1000)
+    monkeypatch.setattr("spore_dask.store.plain.write_file", fail_once)
+    monkeypatch.setattr("spore_dask.store.plain.patiently", lambda attempt, url: twice(attempt))
+    folder.write_some_rows("some", rows, places)
+    files = RowFiles(folder, ("some",), np.array([0, 4000]), (2,), rows.dtype)
+    np.testing.assert_array_equal(files.read(0, 4000), rows[::-1])
+    assert failed
+
+
+def twice(attempt):
+    """Try once more."""
+    try:
+        return attempt()
+    except InterruptedError:
+        return attempt()
 
 
 @pytest.mark.parametrize("width", [1, 3, 40])

@@ -8,6 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from spore_dask.kernels.sums import (
     UNIT_EXPONENT,
+    _sum_row,
     exact_mean,
     exact_squared_deviations,
     exact_sum,
@@ -93,3 +94,21 @@ def test_two_dimensions_and_strides():
 def test_the_mean_of_equal_values_is_that_value(count):
     value = np.full(count, 0.1)
     assert mean_and_std(value) == (0.1, 0.0)
+
+
+def test_rows_within_the_bounds_are_added_up_at_once():
+    """The widest row, of the longest mantissas that fit, and the same with one value too small."""
+    rng = np.random.default_rng(0)
+    rows = np.ldexp((rng.integers(2**23, 2**24, (200, 128)) | 1).astype(np.float64), -23)
+    rows *= 2.0 ** rng.integers(-19, 1, rows.shape)
+    rows = np.sort(rows.astype(np.float32), axis=1)
+    rows[:, -1] = np.nextafter(np.float32(2), np.float32(0))
+    rows[:, 0] = rows[:, -1] * np.float32(2**-20)
+    rows[::2, 1] = 0
+    parts = rows.astype(np.float64), rows.astype(np.float64), rows.astype(np.float64)
+    fits = [_sum_row(*(part[i] for part in parts), parts[0][i, -1])[0] for i in range(len(rows))]
+    assert fits == [128] * len(rows)
+    assert_moments(rows)
+    rows[:, 0] = np.nextafter(rows[:, 0], np.float32(0))
+    assert _sum_row(*(part[0] for part in parts), 3.0)[0] < 128
+    assert_moments(rows)

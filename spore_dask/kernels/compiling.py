@@ -1,6 +1,6 @@
 """How kernels are compiled: without the GIL, cached where a cache can be.
 
-Without fastmath, but for sums that only choose candidates.
+Without fastmath, but for sums that only choose candidates, or that do not round in any order.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from numba import njit
 
 ROUGH = {"reassoc", "contract", "nsz"}
-"""Liberties that sums may take which only choose candidates: order, and fused operations."""
+"""Liberties that such sums may take: order, and fused operations."""
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -25,7 +25,7 @@ def part(function: Callable[..., Any]) -> Any:
 
 
 def rough(function: Callable[..., Any]) -> Any:
-    """Compile a kernel whose sums are made in any order, for what direct distances decide later."""
+    """Compile a kernel whose sums are made in any order."""
     return _compile(function, nogil=True, fastmath=ROUGH)
 
 

@@ -1,7 +1,7 @@
 """Exact sums of floats, so that means and deviations depend on neither order nor chunks.
 
 A sum is a Python integer in units of 2**-1074 (the smallest positive float64): integers add
-exactly, whoever adds them, and a mean rounds once, in the final division. Memory: 32 KiB.
+exactly, whoever adds them, and a mean rounds once, in the final division. Memory: 96 KiB.
 """
 
 from __future__ import annotations
@@ -63,9 +63,8 @@ def moments(values: NDArray[np.floating]) -> Moments:
     rows = _as_rows(values)
     if rows.dtype != np.float32:
         return Moments(_collect(_accumulate(rows, 0.0, False)), _collect_squares(_square(rows)))
-    totals, squares = np.zeros((2, *BINS), np.int64)
     if rows.shape[1] <= MOST_TOGETHER:
-        _add_rows(rows, totals, squares)
+        totals, squares = _add_rows(rows)
     else:
         totals, squares = _accumulate(rows, 0.0, False), _accumulate(rows, 0.0, True)
     return Moments(_collect(totals), _collect(squares) << UNIT_EXPONENT)
@@ -101,7 +100,7 @@ def _collect_squares(bins: NDArray[np.int64]) -> int:
 
 @part
 def _add(bins, value):
-    """Add a mantissa to the sum of its exponent, in two halves that cannot overflow below 2**36."""
+    """Add a mantissa to the sum of its exponent, in two parts; 2**36 of them cannot overflow."""
     bits = bits_of(value)
     exponent = (bits >> 52) & 0x7FF
     mantissa = bits & 0xFFFFFFFFFFFFF
@@ -129,7 +128,10 @@ def _accumulate(values, center, squared):
 
 @kernel
 def _square(values):
-    """Add up the squares of mantissas per exponent: products of their halves, each in two parts."""
+    """Add up the squares of mantissas per exponent: products of their halves, each in two parts.
+
+    2**35 terms are too few to overflow.
+    """
     bins = np.zeros((BINS[0], 3, 2), np.int64)
     for i in range(values.shape[0]):
         for j in range(values.shape[1]):
@@ -146,7 +148,7 @@ def _square(values):
 
 
 @kernel
-def _add_rows(rows, totals, squares):
+def _add_rows(rows):
     """Add up short rows of float32, and their squares, which float64 holds exactly.
 
     The values of a row add up without rounding, whatever the order, if none is larger than the
@@ -154,8 +156,9 @@ def _add_rows(rows, totals, squares):
     unit of about a 2**44th of the largest one, and what is left.
     """
     width = rows.shape[1]
+    totals, squares = np.zeros(BINS, np.int64), np.zeros(BINS, np.int64)
     values, high, low = np.empty(width), np.empty(width), np.empty(width)
-    for i in range(rows.shape[0]):
+    for i in range(rows.shape[0] if width > 0 else 0):
         largest = np.float64(rows[i, width - 1])
         shift = largest * largest * SHIFT
         for j in range(width):
@@ -174,6 +177,7 @@ def _add_rows(rows, totals, squares):
             for j in range(width):
                 _add(totals, values[j])
                 _add(squares, values[j] * values[j])
+    return totals, squares
 
 
 @rough

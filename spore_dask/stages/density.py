@@ -4,7 +4,7 @@ First every task measures a shard: densities, sums of distances and of their squ
 (density, coordinates, row) drawn from it. The drawn keys cut the order into ranges. Then every task
 sorts the keys of its shard into a file with a bucket for each range; at last every task sorts one
 range. Percentiles are selected later, as they are asked for, from histograms.
-Reads the points and, once, the rows of the graph; writes `order/`, `ranges/` and `reach/` (the
+Reads the points and, once, the distances of the graph; writes `order/`, `ranges/` and `reach/` (the
 distance of each point to its last expansion neighbour), and for a while `densities/`, `sample/` and
 `buckets/`.
 Memory: one shard of distances, its partitions and three times its keys, or the keys of one range.

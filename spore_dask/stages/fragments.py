@@ -5,7 +5,7 @@ cuts the rows of a graph that has as many), and writes them, one file with a buc
 of the order; then every task gathers the buckets of one piece, a few ranges. Reads the points, the
 graph, the order and the clusters; writes `rows/<piece>.points`, `.neighbors` and `.distances`, and
 for a while `buckets/`.
-Memory: the fragments of one shard and what a search takes, or those of one range twice.
+Memory: the fragments of one shard and what a search takes, or those of one piece.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from spore_dask.fragments import ARRAYS, Fragments
 from spore_dask.memory import BUFFERS_NBYTES, PAGE_ROWS, Shape
 from spore_dask.orders import (
     Order,
+    Places,
     end_exchange,
     places_of,
     plan_exchange,
@@ -31,7 +32,7 @@ from spore_dask.orders import (
 from spore_dask.points import CACHE, Points
 from spore_dask.searching import search_points
 from spore_dask.shards import Entries, GraphRows, new_entries
-from spore_dask.store import Folder
+from spore_dask.store import Folder, RowFiles
 from spore_dask.tasks import Receipt, Work, run_stage, run_work
 
 
@@ -164,15 +165,26 @@ def _gather(spec: FragmentSpec, fragments: Fragments, pieces: list[slice], i: in
     """Write a piece of the fragments, in order."""
     ranges = range(pieces[i].start, pieces[i].stop)
     where = spec.graph.n_shards, spec.order.n_ranges, len(ranges)
-    starts, firsts, lasts = places_of(fragments.folder, ranges.start, *where)
-    buckets, ranked = fragments.folder.child("buckets"), None
+    places = places_of(fragments.folder, ranges.start, *where)
+    points = _buckets(fragments, "points", places).read_ranges(places.firsts, places.lasts)
+    ranked = _ranked(points, spec.order, ranges)
     for name in ARRAYS:
-        found = fragments.files(buckets, name, starts).at_hand(firsts, lasts)
-        places = found.places(firsts, lasts)
-        ranked = _ranked(found.rows[places], spec.order, ranges) if ranked is None else ranked
-        fragments.rows.write_some_rows(f"{i}.{name}", found.rows, places[ranked])
-        found.check()
-    return {"n_fragments": int(fragments.counts[i])}
+        _write_ranked(fragments, name, places, ranked, i)
+    return {"n_fragments": len(points)}
+
+
+def _buckets(fragments: Fragments, name: str, places: Places) -> RowFiles:
+    """Return one array of the fragments of all shards."""
+    return fragments.files(fragments.folder.child("buckets"), name, places.starts)
+
+
+def _write_ranked(
+    fragments: Fragments, name: str, places: Places, ranked: NDArray[np.int64], i: int
+) -> None:
+    """Write one array of a piece, in order."""
+    found = _buckets(fragments, name, places).at_hand(places.firsts, places.lasts)
+    fragments.rows.write_some_rows(f"{i}.{name}", found.rows, found.places()[ranked])
+    found.check()
 
 
 def _ranked(points: NDArray[np.integer], order: Order, ranges: range) -> NDArray[np.int64]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import io
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -24,7 +25,9 @@ RANGES_AT_ONCE = 64
 def put_file(files: Any, target: str, content: Iterable[bytes | memoryview], nbytes: int) -> None:
     """Write a file to an object store: a large one in parts, which appear when all are there."""
     if nbytes <= 2 * PART_NBYTES:
-        files.pipe_file(target, b"".join(map(bytes, content)))
+        whole = io.BytesIO()
+        whole.writelines(content)
+        files.pipe_file(target, whole.getvalue())
         return
     file = files.open(target, "wb", block_size=PART_NBYTES)
     try:

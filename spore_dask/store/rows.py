@@ -24,7 +24,9 @@ from spore_dask.threads import scratch
 ROWS_APART = mmap.PAGESIZE // 4
 """Rows of numbers of 4 or 8 bytes that are whole pages of memory, whatever their length."""
 MOST_MAPPED = 4096
-"""Files of an array that are mapped at most: each takes two of the 65,530 that Linux allows."""
+"""Parts of files that are mapped at most: each takes two of the 65,530 that Linux allows."""
+PART_NBYTES = 16 << 20
+"""What is read at a time of rows that are not mapped."""
 STEP_NBYTES = 1 << 20
 """What is copied at a time of rows that are written in another order."""
 CHECKS = "checks"
@@ -76,7 +78,7 @@ class RowFiles:
         """
         n_rows = int((lasts - firsts).sum())
         found = np.empty((n_rows, *self.row_shape), self.dtype) if into is None else into[:n_rows]
-        wanted = self.pieces(firsts, lasts)
+        wanted = self._pieces(firsts, lasts)
         whole = self._whole_blocks(wanted)
         sizes = whole.sizes()
         if np.array_equal(wanted.sizes(), sizes):
@@ -90,7 +92,7 @@ class RowFiles:
             found[end - n_here : end] = rows[start : start + n_here]
         return found
 
-    def pieces(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> Pieces:
+    def _pieces(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> Pieces:
         """Return what ranges of rows are made of."""
         firsts, lasts = firsts[firsts < lasts], lasts[firsts < lasts]
         files = np.searchsorted(self.starts, firsts, side="right") - 1
@@ -120,37 +122,43 @@ class RowFiles:
         self.check(pieces, content)
 
     def at_hand(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> AtHand:
-        """Return the rows of some ranges, or of the same blocks, in one array.
+        """Return the rows of some ranges in one array, which may have others between.
 
         Files on a disk here are mapped if they can be, not read: they take the memory that the
-        system has its copy of them in, and no other.
+        system has its copy of them in, and no other. Mapping brings whole pages, so that short
+        ranges are read.
         """
-        pieces = self._whole_blocks(self.pieces(firsts, lasts))
-        if len(pieces.files) <= MOST_MAPPED and self.folder.can_map:
+        wanted = self._pieces(firsts, lasts)
+        whole = self._whole_blocks(wanted)
+        before = whole.firsts % ROWS_APART
+        is_little = before.sum() <= whole.sizes().sum() and len(whole.files) <= MOST_MAPPED
+        if is_little and self.folder.can_map:
             with contextlib.suppress(NotMappedError):
-                found = AtHand(self, pieces, *self._map(pieces))
+                found = AtHand(self, wanted, whole, *self._map(whole))
                 found.check()
                 return found
-        ends = np.cumsum(pieces.sizes())
-        rows = np.empty((int(ends[-1]) if len(ends) else 0, *self.row_shape), self.dtype)
-        self._read(pieces, rows)
-        return AtHand(self, pieces, rows, ends - pieces.sizes(), is_mapped=False)
+        ends = np.cumsum(whole.sizes())
+        rows = np.empty((int(whole.sizes().sum()), *self.row_shape), self.dtype)
+        for some in _runs(whole.sizes() * self.row_nbytes):
+            into = rows[ends[some.start] - whole.sizes()[some.start] : ends[some.stop - 1]]
+            self._read(Pieces(*(each[some] for each in whole)), into)
+        return AtHand(self, wanted, whole, rows, ends - whole.sizes(), is_mapped=False)
 
     def all_at_hand(self) -> AtHand:
         """Return all rows in one array, as `at_hand` does."""
         return self.at_hand(self.starts[:-1], self.starts[1:])
 
-    def _map(self, pieces: Pieces) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def _map(self, whole: Pieces) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Map pieces, each from the beginning of a page on; return where they begin."""
-        firsts = pieces.firsts // ROWS_APART * ROWS_APART
-        room = -(-(pieces.lasts - firsts) // ROWS_APART) * ROWS_APART
+        firsts = whole.firsts // ROWS_APART * ROWS_APART
+        room = -(-(whole.lasts - firsts) // ROWS_APART) * ROWS_APART
         begins = np.cumsum(room) - room
-        numbers = begins, firsts, pieces.lasts - firsts
+        numbers = begins, firsts, whole.lasts - firsts
         nbytes = ((number * self.row_nbytes).tolist() for number in numbers)
-        names = [self.names[file] for file in pieces.files.tolist()]
+        names = [self.names[file] for file in whole.files.tolist()]
         content = self.folder.map_parts(list(zip(names, *nbytes, strict=True)))
         rows = content.view(self.dtype).reshape(-1, *self.row_shape)
-        return rows, begins + pieces.firsts - firsts
+        return rows, begins + whole.firsts - firsts
 
     def check(self, pieces: Pieces, content: NDArray[np.uint8]) -> None:
         """Compare the bytes of whole blocks with their checksums."""
@@ -192,32 +200,45 @@ class RowFiles:
         return found[np.repeat(starts - before, n_blocks) + np.arange(int(n_blocks.sum()))]
 
 
+def _runs(nbytes: NDArray[np.int64]) -> Iterator[slice]:
+    """Part pieces into runs of some MiB, so that checksums take little memory."""
+    first, here = 0, 0
+    for i, more in enumerate(nbytes.tolist()):
+        if here and here + more > PART_NBYTES:
+            yield slice(first, i)
+            first, here = i, 0
+        here += more
+    if here:
+        yield slice(first, len(nbytes))
+
+
 @dataclasses.dataclass(frozen=True)
 class AtHand:
     """Rows of some files in one array."""
 
     files: RowFiles
-    pieces: Pieces
-    """What of the files it is."""
+    wanted: Pieces
+    """Rows that were asked for."""
+    whole: Pieces
+    """The blocks that they lie in."""
     rows: NDArray[Any]
     begins: NDArray[np.int64]
-    """Where in the array each piece begins; what is between is no row."""
+    """Where in the array each run of blocks begins; what is between is no row."""
     is_mapped: bool = True
 
-    def places(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return where in the array the rows of the ranges are that were asked for."""
-        wanted = self.files.pieces(firsts, lasts)
-        sizes = wanted.sizes()
-        begins = self.begins + wanted.firsts - self.pieces.firsts
+    def places(self) -> NDArray[np.int64]:
+        """Return where in the array the rows are that were asked for, one after another."""
+        sizes = self.wanted.sizes()
         before = np.cumsum(sizes) - sizes
+        begins = self.begins + self.wanted.firsts - self.whole.firsts
         return np.repeat(begins - before, sizes) + np.arange(int(sizes.sum()))
 
     def check(self) -> None:
         """Compare mapped rows with their checksums: also after use, since files can be changed."""
         if not self.is_mapped:
             return
-        for i, (begin, size) in enumerate(zip(self.begins, self.pieces.sizes(), strict=True)):
-            piece = Pieces(*(each[i : i + 1] for each in self.pieces))
+        for i, (begin, size) in enumerate(zip(self.begins, self.whole.sizes(), strict=True)):
+            piece = Pieces(*(each[i : i + 1] for each in self.whole))
             here = self.rows[begin : begin + size].reshape(-1).view(np.uint8)
             self.files.check(piece, here)
 
@@ -266,7 +287,8 @@ def write_some_rows(
         for first in range(0, len(places), step):
             here = places[first : first + step]
             taken = scratch("rows", (len(here), *row_shape), rows.dtype)
-            content = np.take(rows, here, 0, taken, "clip").reshape(-1).view(np.uint8)
+            np.take(rows, here, 0, taken, "clip")  # which, unlike "raise", makes no copy
+            content = taken.reshape(-1).view(np.uint8)
             checksums.append(checksums_of_blocks(content, np.array([len(content)]), row_nbytes))
             yield content.data
 
