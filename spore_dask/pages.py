@@ -86,10 +86,15 @@ class Pages:
         if neighbors.row_shape != width or (starts[:-1] % PAGE_ROWS).any():
             self.bring(np.arange(self.n_pages))
             return
-        self._at_hand = in_threads(RowFiles.all_at_hand, self._files)
-        firsts = np.arange(self.n_pages) * PAGE_ROWS
-        slots = self._at_hand[0].places()[firsts] // PAGE_ROWS
-        arrays = (found.rows for found in self._at_hand)
+        found = in_threads(RowFiles.all_at_hand, self._files)
+        if not np.array_equal(*(each.begins for each in found)):  # one of them was not mapped
+            self.bring(np.arange(self.n_pages))
+            return
+        self._at_hand = found
+        starts, firsts = starts[:-1][np.diff(starts) > 0], np.arange(self.n_pages) * PAGE_ROWS
+        files = np.searchsorted(starts, firsts, side="right") - 1
+        slots = (firsts - starts[files] + found[0].begins[files]) // PAGE_ROWS
+        arrays = (each.rows for each in found)
         self.slots = Slots(slots.astype(np.int32), PAGE_ROWS, *arrays)
         self.read_nbytes += self.nbytes
 

@@ -58,7 +58,7 @@ def test_memory_is_within_a_factor_of_two(known):
     [measured] = [n for name, n in summary["peak_nbytes"].items() if not name.endswith(own)]
     assert measured <= 2 * said.memory_nbytes
     workers = [stage.memory_nbytes for name, stage in said.stages.items() if name != "expand"]
-    assert measured >= max(workers) / 2.5
+    assert measured >= max(workers) / 2
 
 
 def test_memory_is_that_of_the_search_that_is_made(monkeypatch):

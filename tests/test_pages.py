@@ -1,5 +1,7 @@
 """The cache of rows during Expansion, and checkpoints."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from spore_dask.checkpoints import Checkpoints
 from spore_dask.memory import PAGE_ROWS
 from spore_dask.pages import Pages
-from spore_dask.store import Folder
+from spore_dask.store import Folder, RowFiles
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,21 @@ def test_what_was_brought_first_makes_room(files):
     pages.bring(np.array([0, 9]))  # page 0 is asked for, so page 1 goes
     assert np.flatnonzero(pages.slots.slot_of_page >= 0).tolist() == [0, 2, 3, 9]
     assert pages.bring(np.array([0, 2, 3, 9])) == 0
+
+
+def test_arrays_of_which_one_is_mapped_are_read_page_by_page(files, monkeypatch):
+    all_at_hand = RowFiles.all_at_hand
+
+    def map_neighbors(array):
+        is_first = array is files[0]
+        with mock.patch("spore_dask.store.plain.can_map", return_value=is_first):
+            return all_at_hand(array)
+
+    monkeypatch.setattr(RowFiles, "all_at_hand", map_neighbors)
+    monkeypatch.setattr("spore_dask.pages.in_threads", lambda task, items: [*map(task, items)])
+    pages = Pages(files, 5, 10**9)
+    pages.bring_all()
+    assert_at_hand(pages, np.arange(126))
 
 
 @pytest.mark.parametrize("width", [3, 5])

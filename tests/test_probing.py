@@ -1,5 +1,3 @@
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -135,14 +133,19 @@ def test_few_probes_are_enough_for_a_list():
     assert probes.fewest_probes(np.array([5, 1, 9, 2]), 1) == 2
 
 
-def test_near_cells_do_not_depend_on_how_centers_are_split():
-    centers = blobs(60, 8, np.float64)
-    parts = [(0, centers[:20]), (20, centers[20:25]), (25, centers[25:])]
-    whole = probes.near_cells(centers[:7], [(0, centers)], 9)
-    for order in itertools.permutations(parts):
-        np.testing.assert_array_equal(probes.near_cells(centers[:7], order, 9), whole)
-    squares = ((centers[:7, None] - centers) ** 2).sum(axis=2)
-    np.testing.assert_array_equal(whole, np.sort(np.argsort(squares, axis=1)[:, :9], axis=1))
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n_near", [1, 9, 20, 600])
+def test_near_cells_do_not_depend_on_how_centers_are_split(dtype, n_near):
+    centers = blobs(600, 8, dtype)
+    squares = ((centers[:7, None].astype(np.float64) - centers) ** 2).sum(axis=2)
+    nearest = np.sort(np.argsort(squares, axis=1)[:, :n_near], axis=1)
+    rng = np.random.default_rng(n_near)
+    for n_parts in (1, 3, 30):
+        firsts = np.arange(0, 600, 600 // n_parts)
+        parts = [(first, centers[first : first + 600 // n_parts]) for first in firsts.tolist()]
+        for order in (parts, parts[::-1], [parts[i] for i in rng.permutation(n_parts)]):
+            found = probes.near_cells(centers[:7], order, n_near)
+            np.testing.assert_array_equal(found, nearest)
 
 
 def some_lists(rng, n_rows=40, width=6, first=0):

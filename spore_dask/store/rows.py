@@ -26,7 +26,7 @@ ROWS_APART = mmap.PAGESIZE // 4
 MOST_MAPPED = 4096
 """Parts of files that are mapped at most: each takes two of the 65,530 that Linux allows."""
 PART_NBYTES = 16 << 20
-"""What is read at a time of rows that are not mapped."""
+"""What is read at a time of rows that are not mapped, unless one piece is larger."""
 STEP_NBYTES = 1 << 20
 """What is copied at a time of rows that are written in another order."""
 CHECKS = "checks"
