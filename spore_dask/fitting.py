@@ -298,7 +298,7 @@ class Fit:
             return density.order
         seed = params.seed if params.seeding_order == "random" else None
         folder = self._stage("seeds", graph.name, seed)
-        return order_seeds(folder, graph.graph_rows, seed)
+        return order_seeds(self.engine, folder, graph.graph_rows, seed)
 
     def _fragments(
         self,

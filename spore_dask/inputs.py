@@ -76,7 +76,7 @@ class Input:
     def write(self, engine: Engine, needs_nbytes: int) -> None:
         """Write the content to where the source says, unless it is there."""
         if self.content is not None:
-            run_stage(self.folder, functools.partial(_write, engine, self, needs_nbytes))
+            run_stage(engine, self.folder, functools.partial(_write, engine, self, needs_nbytes))
 
     @contextlib.contextmanager
     def removed_when_done(self) -> Iterator[None]:

@@ -79,15 +79,19 @@ def is_done(folder: Folder) -> bool:
     return folder.exists(MARKER)
 
 
-def run_stage(folder: Folder, build: Callable[[Folder], Receipt]) -> Receipt:
+def run_stage(engine: Engine, folder: Folder, build: Callable[[Folder], Receipt]) -> Receipt:
     """Return what a finished stage has left, or build it and mark it done.
 
-    `seconds` is the time that it took since it was last begun.
+    `seconds` is the time that it took since it was last begun, and `peak_nbytes` the peak of the
+    largest process that did its tasks since then, or of this one where it has none.
     """
     summary: Receipt | None = folder.read_json(MARKER)
     if summary is None:
         folder.sweep()
         started = time.perf_counter()
-        summary = {**build(folder), "seconds": time.perf_counter() - started}
+        with engine.measured() as peak:
+            summary = build(folder)
+        took = {"seconds": time.perf_counter() - started, "peak_nbytes": peak.nbytes}
+        summary = {**summary, **took}
         folder.write_json(MARKER, summary)
     return summary

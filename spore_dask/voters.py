@@ -47,7 +47,7 @@ class PollSpec:
 
 def poll(engine: Engine, spec: PollSpec) -> NDArray[np.int32]:
     """Return the labels of the sample by each voter, or take up what was done before."""
-    run_stage(spec.folder, functools.partial(_build, engine, spec))
+    run_stage(engine, spec.folder, functools.partial(_build, engine, spec))
     votes: NDArray[np.int32] = spec.folder.read_array(VOTES)
     return votes
 

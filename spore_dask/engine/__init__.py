@@ -9,7 +9,8 @@ Compiled kernels are kept between runs: see `caches`.
 from spore_dask.engine.connecting import check_cluster, connect
 from spore_dask.engine.failures import NoSchedulerError, TaskTooBigError, WorkerLostError
 from spore_dask.engine.opening import N_WORKERS, open_engine
-from spore_dask.engine.processes import peak_nbytes, prepare_process, process_name
+from spore_dask.engine.peaks import peak_nbytes
+from spore_dask.engine.processes import prepare_process, process_name
 from spore_dask.engine.running import Engine
 from spore_dask.engine.settings import WINDOW
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import socket
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spore_dask.caches import cache_root, claim_slot
+from spore_dask.engine.peaks import peak_nbytes, peak_since_now
 from spore_dask.engine.proving import Proof, prove
 from spore_dask.engine.settings import WORKER_ENVIRON
 from spore_dask.errors import SporeError
@@ -32,6 +32,8 @@ class Outcome:
     """Host and number of the process that did it."""
     peak_nbytes: int
     """Peak resident memory of that process so far."""
+    task_nbytes: int
+    """Its peak while it did the task."""
     seconds: float
     """Time the task took."""
     unfit: str = ""
@@ -51,7 +53,7 @@ def work(pickled: bytes, proof: Proof | None = None) -> Outcome:
         worker: Any = get_worker()
         unfit = prove(proof, worker)
         if unfit is not None:
-            return Outcome(None, None, process_name(), peak_nbytes(), 0.0, unfit, worker.address)
+            return Outcome(None, None, process_name(), peak_nbytes(), 0, 0.0, unfit, worker.address)
     loads: Any = pickle.loads
     task, item = loads(pickled)
     return measure(task, item)
@@ -61,37 +63,18 @@ def measure(task: Callable[[Any], Any], item: Any) -> Outcome:
     """Do a task and note what it cost."""
     start = time.perf_counter()
     receipt, error = None, None
-    try:
-        receipt = task(item)
-    except SporeError as raised:
-        error = raised
+    with peak_since_now() as peak:
+        try:
+            receipt = task(item)
+        except SporeError as raised:
+            error = raised
     seconds = time.perf_counter() - start
-    return Outcome(receipt, error, process_name(), peak_nbytes(), seconds)
+    return Outcome(receipt, error, process_name(), peak_nbytes(), peak.nbytes, seconds)
 
 
 def process_name() -> str:
     """Return a name for this process that no other process of a cluster has."""
     return f"{socket.gethostname()}:{os.getpid()}"
-
-
-def peak_nbytes() -> int:
-    """Return the peak resident memory of this process in bytes."""
-    peak = status_nbytes("VmHWM")
-    if peak:  # getrusage would count what the parent had when it started this process
-        return peak
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def status_nbytes(name: str) -> int:
-    """Return one of Linux's figures about this process, or 0 elsewhere."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(name + ":"):
-                return int(line.split()[1]) * 1024
-    return 0
 
 
 _preparing = threading.Lock()

@@ -9,7 +9,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 from spore_dask.engine.flights import Flight
-from spore_dask.engine.processes import Outcome, measure, peak_nbytes, process_name
+from spore_dask.engine.peaks import Peak, peak_nbytes, peak_since_now
+from spore_dask.engine.processes import Outcome, measure, process_name
 from spore_dask.engine.proving import Check, Proof, prove_all
 from spore_dask.engine.settings import FETCH_TIMEOUT
 from spore_dask.engine.steps import Steps
@@ -42,6 +43,7 @@ class Engine:
         self._watch = watch
         self._proof: Proof | None = None
         self._peaks: dict[str, int] = {}
+        self._tasks = Peak()
 
     def run(
         self,
@@ -95,6 +97,7 @@ class Engine:
             with contextlib.closing(found) as outcomes:
                 for number, outcome in outcomes:
                     self._peaks[outcome.process] = outcome.peak_nbytes
+                    self._tasks.note(outcome.task_nbytes)
                     if outcome.error is not None:
                         raise outcome.error
                     receipts[number] = outcome.receipt
@@ -120,7 +123,7 @@ class Engine:
             nonlocal started
             steps.n_tasks = steps.n_tasks if n_steps is None else n_steps
             seconds, started = time.perf_counter() - started, time.perf_counter()
-            steps.done(Outcome(None, None, process_name(), peak_nbytes(), seconds))
+            steps.done(Outcome(None, None, process_name(), peak_nbytes(), 0, seconds))
 
         steps.tell("stage-start")
         try:
@@ -129,6 +132,20 @@ class Engine:
             steps.tell("stage-failed", text=reason_of(error))
             raise
         steps.tell("stage-end")
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[Peak]:
+        """Measure the peak of a stage, known when the context is closed.
+
+        That of the largest process that did tasks, while it did them; without tasks, that of the
+        calling process. What the latter does between tasks, to share them out, is left out: it may
+        be a user's, with data of its own.
+        """
+        self._tasks = tasks = Peak()
+        with peak_since_now() as own:
+            yield tasks
+        if not tasks.nbytes:
+            tasks.note(own.nbytes)
 
     def prove(self, check: Check) -> list[str]:
         """Have every worker prove that it is fit, now or, if it comes later, before its first task.

@@ -21,7 +21,7 @@ import threading
 import time
 from typing import Any
 
-from spore_dask.engine.processes import status_nbytes
+from spore_dask.engine.peaks import status_nbytes
 from spore_dask.engine.settings import LIMIT_EXIT, N_DEATHS, WORKER_CONFIG, WORKER_ENVIRON
 
 CAUSE_SECONDS = 10.0

@@ -136,7 +136,7 @@ class Run:
 
 def search_approximately(engine: Engine, folder: Folder, spec: ApproximateSpec) -> Receipt:
     """Find most of the neighbours of every point, or take up what was done before."""
-    return run_stage(folder, lambda folder: Run(engine, spec, folder).build())
+    return run_stage(engine, folder, lambda folder: Run(engine, spec, folder).build())
 
 
 def _drawn(spec: ApproximateSpec) -> NDArray[np.int64]:

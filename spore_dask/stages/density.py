@@ -105,7 +105,7 @@ class Density:
 
 def rank_points(engine: Engine, folder: Folder, spec: DensitySpec) -> Density:
     """Put the points in their total order, or take up what was done before."""
-    summary = run_stage(folder, functools.partial(_build, engine, spec))
+    summary = run_stage(engine, folder, functools.partial(_build, engine, spec))
     order = Order(folder, np.array(summary["starts"]))
     names = [field.name for field in dataclasses.fields(Density)][3:]
     return Density(folder, spec, order, **{name: summary[name] for name in names})
@@ -279,7 +279,7 @@ def reach_percentiles(engine: Engine, density: Density, percentiles: list[float]
     name = "-".join(repr(float(percentile)) for percentile in percentiles)
     folder = density.folder.child(f"percentiles/{name}")
     select = functools.partial(_select, engine, density, percentiles)
-    found: list[float] = run_stage(folder, select)["percentiles"]
+    found: list[float] = run_stage(engine, folder, select)["percentiles"]
     folder.remove("histograms")
     return found
 

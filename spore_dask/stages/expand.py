@@ -57,7 +57,7 @@ class ExpandSpec:
 
 def expand(engine: Engine, folder: Folder, spec: ExpandSpec) -> Receipt:
     """Grow the skeletons, or take up what was done before."""
-    summary = run_stage(folder, functools.partial(_build, engine, spec))
+    summary = run_stage(engine, folder, functools.partial(_build, engine, spec))
     Checkpoints(folder).remove()
     return summary
 

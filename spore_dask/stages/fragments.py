@@ -61,7 +61,7 @@ def gather_fragments(
     """
     if spec.k > spec.shape.longest_k:  # partitions keep no more copies of heavy points than that
         raise ValueError(f"k is {spec.k}, but longest_k is {spec.shape.longest_k}")
-    summary = run_stage(folder, functools.partial(_build, engine, spec, large))
+    summary = run_stage(engine, folder, functools.partial(_build, engine, spec, large))
     end_exchange(folder)
     return Fragments.from_summary(folder, summary)
 

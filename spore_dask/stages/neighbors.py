@@ -55,7 +55,7 @@ class NeighborSpec:
 
 def search_exactly(engine: Engine, folder: Folder, spec: NeighborSpec) -> Receipt:
     """Find the true neighbours of every point, or take up what was done before."""
-    return run_stage(folder, functools.partial(_build, engine, spec))
+    return run_stage(engine, folder, functools.partial(_build, engine, spec))
 
 
 def _build(engine: Engine, spec: NeighborSpec, folder: Folder) -> Receipt:

@@ -75,7 +75,7 @@ def partition(
     The rows that each task reads must have the checksum that they had when they were scanned.
     """
     build = functools.partial(_build, engine, spec, sample, checksums)
-    summary = run_stage(folder, build)
+    summary = run_stage(engine, folder, build)
     return Points.from_summary(folder, summary)
 
 

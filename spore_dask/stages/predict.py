@@ -101,7 +101,7 @@ class PredictSpec:
 
 def predict_points(engine: Engine, folder: Folder, spec: PredictSpec) -> Recall:
     """Write the labels of all new points by partition; return how well they were searched."""
-    summary = run_stage(folder, functools.partial(_build, engine, spec))
+    summary = run_stage(engine, folder, functools.partial(_build, engine, spec))
     return Recall(**summary["recall"])
 
 

@@ -38,7 +38,7 @@ class PublishSpec:
 
 def publish(engine: Engine, folder: Folder, spec: PublishSpec) -> Receipt:
     """Write what users read, or take up what was done before."""
-    return run_stage(folder, functools.partial(_build, engine, spec))
+    return run_stage(engine, folder, functools.partial(_build, engine, spec))
 
 
 def _build(engine: Engine, spec: PublishSpec, folder: Folder) -> Receipt:
@@ -101,4 +101,4 @@ def publish_one_cluster(engine: Engine, folder: Folder, n_points: int) -> Receip
         facts = {"n_clusters": 1, "n_noise": 0, "n_skeleton": n_points}
         return {**facts, "checksums": checksums}
 
-    return run_stage(folder, build)
+    return run_stage(engine, folder, build)

@@ -47,7 +47,7 @@ class ReassignSpec:
 
 def reassign(engine: Engine, folder: Folder, spec: ReassignSpec) -> Receipt:
     """Settle every point, or take up what was done before."""
-    summary = run_stage(folder, functools.partial(_build, engine, spec))
+    summary = run_stage(engine, folder, functools.partial(_build, engine, spec))
     Checkpoints(folder).remove()
     return summary
 

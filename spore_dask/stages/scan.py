@@ -81,7 +81,7 @@ class Scan:
 
 def scan(engine: Engine, folder: Folder, spec: ScanSpec) -> Scan:
     """Scan the source, or take up what an earlier scan has left."""
-    summary = run_stage(folder, functools.partial(_build, engine, spec))
+    summary = run_stage(engine, folder, functools.partial(_build, engine, spec))
     drawn = sample_rows(spec.source.shape[0], spec.sample_size, spec.seed)
     transform = Transform.from_json(summary["transform"])
     return Scan(folder, transform, summary["checksum"], summary["checksums"], drawn)

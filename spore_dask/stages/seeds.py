@@ -10,6 +10,7 @@ import functools
 
 import numpy as np
 
+from spore_dask.engine import Engine
 from spore_dask.exact import number_dtype
 from spore_dask.orders import Order, write_range
 from spore_dask.shards import GraphRows
@@ -17,9 +18,9 @@ from spore_dask.store import Folder
 from spore_dask.tasks import Receipt, run_stage
 
 
-def order_seeds(folder: Folder, graph: GraphRows, seed: int | None) -> Order:
+def order_seeds(engine: Engine, folder: Folder, graph: GraphRows, seed: int | None) -> Order:
     """Order the points by input row, or by a permutation of the rows drawn with a seed."""
-    run_stage(folder, functools.partial(_build, graph, seed))
+    run_stage(engine, folder, functools.partial(_build, graph, seed))
     starts = [graph.span(shard)[0] for shard in range(graph.n_shards)]
     return Order(folder, np.append(starts, graph.n_points))
 
