@@ -16,7 +16,9 @@ from threadpoolctl import threadpool_info
 
 from spore_dask import engine as engine_module
 from spore_dask.engine import WINDOW, Engine, WorkerLostError, open_engine, settings
+from spore_dask.engine import peaks as peaks_module
 from spore_dask.engine.flights import Flight
+from spore_dask.engine.peaks import peak_nbytes, peak_since_now
 from spore_dask.engine.watching import Watch
 from spore_dask.errors import InputError, ParameterError
 from spore_dask.progress import ignore
@@ -134,6 +136,78 @@ def grow(n_nbytes, seconds, item):
     data[::4096] = b"x" * len(data[::4096])
     time.sleep(seconds)
     return len(data)
+
+
+# Peaks
+
+resets = pytest.mark.skipif(
+    not os.access("/proc/self/clear_refs", os.W_OK), reason="high-water marks cannot be set back"
+)
+
+
+@resets
+def test_each_has_a_peak_of_its_own_and_the_life_keeps_the_largest():
+    with peak_since_now() as outer:  # as tasks in threads, and stages in tasks
+        grow(200 * MIB, 0, 0)
+        with peak_since_now() as inner:
+            grow(50 * MIB, 0, 0)
+        with peak_since_now() as last:
+            pass
+    after = peak_nbytes()
+    assert outer.nbytes - last.nbytes > 180 * MIB
+    assert 40 * MIB < inner.nbytes - last.nbytes < 100 * MIB
+    assert after >= outer.nbytes
+
+
+def test_peaks_where_marks_cannot_be_set_back(monkeypatch):
+    def refuse(path, *options):
+        if "clear_refs" in path:
+            raise PermissionError(path)
+        return open(path, *options)
+
+    monkeypatch.setattr(peaks_module, "open", refuse, raising=False)
+    grow(200 * MIB, 0, 0)
+    with peak_since_now() as peak:
+        pass
+    assert peak.nbytes >= peaks_module.status_nbytes("VmRSS")
+    assert peak.nbytes == peaks_module.status_nbytes("VmHWM")  # which has gone on
+
+
+def test_peaks_without_files_about_processes(monkeypatch):
+    def refuse(path, *options):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(peaks_module, "open", refuse, raising=False)
+    assert peaks_module.status_nbytes("VmHWM") == 0
+    with peak_since_now() as peak:
+        pass
+    assert 10 * MIB < peak.nbytes <= peak_nbytes()
+
+
+@resets
+@pytest.mark.parametrize("here", [True, False])
+def test_a_stage_has_the_peak_of_its_tasks(local, here):
+    task = functools.partial(grow, 200 * MIB, 0)
+    found = []
+    for name, each in (("modest", square), ("greedy", task), ("later", square)):
+        with local.measured() as peak:
+            local.run(name, each, [0, 1, 2, 3], needs_nbytes=1, here=here)
+        found.append(peak.nbytes)
+    assert found[1] - found[0] > 180 * MIB
+    assert found[1] - found[2] > 150 * MIB
+    of_here = {name: n for name, n in local.peaks().items() if name.endswith(f":{os.getpid()}")}
+    others = {name: n for name, n in local.peaks().items() if name not in of_here}
+    assert max((of_here if here else others).values()) >= found[1]
+
+
+@resets
+def test_a_stage_without_tasks_has_the_peak_of_this_process(local):
+    found = []
+    for nbytes in (MIB, 200 * MIB, MIB):
+        with local.measured() as peak:
+            grow(nbytes, 0, 0)
+        found.append(peak.nbytes)
+    assert found[1] - max(found[0], found[2]) > 180 * MIB
 
 
 # In this process

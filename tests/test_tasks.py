@@ -7,7 +7,7 @@ import pytest
 
 from spore_dask.engine import open_engine
 from spore_dask.store import Folder
-from spore_dask.tasks import MOST_IN_BATCH, Work, _batches, run_work
+from spore_dask.tasks import MARKER, MOST_IN_BATCH, Work, _batches, run_stage, run_work
 
 
 def square(fail_at, item):
@@ -56,3 +56,31 @@ def test_one_light_task_stays(tmp_path):
             receipts = run_work(engine, Folder(str(tmp_path / f"{light}{len(items)}")), work)
             here = [receipt["process"] == os.getpid() for receipt in receipts]
             assert here == [light and len(items) == 1] * len(items)
+
+
+def hold(n_nbytes, item):
+    data = bytearray(n_nbytes)
+    data[::4096] = b"x" * len(data[::4096])
+    return {"nbytes": len(data)}
+
+
+def test_stages_know_their_time_and_their_own_peak(tmp_path):
+    if not os.access("/proc/self/clear_refs", os.W_OK):
+        pytest.skip("high-water marks cannot be set back")
+    found = []
+    with open_engine(n_workers=0) as engine:
+        for i, nbytes in enumerate((1 << 20, 200 << 20, 1 << 20)):
+
+            def build(folder, nbytes=nbytes):
+                task = functools.partial(hold, nbytes)
+                return run_work(engine, folder, Work("hold", task, [0], 1))[0]
+
+            folder = Folder(str(tmp_path / str(i)))
+            found.append(run_stage(engine, folder, build))
+            assert folder.read_json(MARKER) == found[i]
+            assert run_stage(engine, folder, None) == found[i]  # nothing is built again
+        assert max(engine.peaks().values()) >= found[1]["peak_nbytes"]
+    assert [stage["nbytes"] >> 20 for stage in found] == [1, 200, 1]
+    assert all(stage["seconds"] > 0 for stage in found)
+    before, large, after = (stage["peak_nbytes"] for stage in found)
+    assert large - max(before, after) > 180 << 20
