@@ -12,7 +12,9 @@ import math
 from spore_dask.memory import Shape, n_ranges
 
 STAGES = ("scan", "points", "graph", "density", "expand", "fragments", "reassign", "publish")
-ALONE = ("expand", "reassign", "publish")
+SEEDS = "seeds"
+"""One more stage, after the density, where seeds have an order of their own."""
+ALONE = (SEEDS, "expand", "reassign", "publish")
 """Stages that the coordinator does itself."""
 ENTRY_COORDINATES = 150
 """What an entry of a row takes to be selected, ordered and written, in coordinates compared."""
@@ -44,6 +46,8 @@ class Size:
     """Rounds of refinement of an approximate search; None if the search is exact."""
     n_pages: int = 0
     """Pages of rows that Expansion reads one by one; none where its cache holds the graph."""
+    orders_seeds: bool = False
+    """Whether seeds have an order of their own."""
 
     @property
     def has_long_rows(self) -> bool:
@@ -135,6 +139,8 @@ def loads(size: Size) -> dict[str, Load]:
         "reassign": Load(n_points + size.n_fragments * votes, alone=True),
         "publish": Load(n_points, alone=True),
     }
+    if size.orders_seeds:
+        found[SEEDS] = Load(n_points, alone=True)
     return found
 
 

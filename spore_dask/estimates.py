@@ -2,7 +2,8 @@
 
 Reads a few chunks of the source and fits few and many of their rows (`sample_fits`): how long each
 stage took there for what it had to do (`costs`) gives its pace (`paces`), and that leads to the
-whole. Memory comes from the plan. Memory: that of a fit of the sample.
+whole. Memory is what is likely, where the plan, which may refuse, has the most. Memory of this
+process: that of a fit of the sample.
 """
 
 from __future__ import annotations
@@ -50,9 +51,11 @@ class StageEstimate:
     """What one stage will take."""
 
     memory_nbytes: int
-    """Peak of a process."""
+    """The likely peak of a process that does its tasks; of the coordinator, if it has none."""
     disk_nbytes: Span
     """What it leaves on disk, from least to most."""
+    passing_nbytes: Span
+    """What it has on disk beside while it runs: files of an exchange, lists of a search."""
     seconds: Span
     """From least to most: the same where the share of fragments does not matter."""
 
@@ -80,20 +83,32 @@ class Estimate:
         return low, sum(stage.disk_nbytes[1] for stage in self.stages.values())
 
     @property
+    def most_disk_nbytes(self) -> Span:
+        """The most that is on disk at any time, before the end, when `keep` decides what stays."""
+        return self._most_disk_nbytes(0), self._most_disk_nbytes(1)
+
+    def _most_disk_nbytes(self, end: int) -> float:
+        left = most = 0.0
+        for stage in self.stages.values():
+            left += stage.disk_nbytes[end]
+            most = max(most, left + stage.passing_nbytes[end])
+        return most
+
+    @property
     def memory_nbytes(self) -> int:
-        """The peak of the largest process."""
+        """The likely peak of the largest process."""
         return max(stage.memory_nbytes for stage in self.stages.values())
 
     def __str__(self) -> str:
-        lines = [f"{'stage':<10}{'memory a process':>18}{'disk':>24}{'time':>20}"]
+        lines = [f"{'stage':<10}{'memory a process':>18}{'disk':>26}{'time':>20}"]
         for name, stage in self.stages.items():
             lines.append(
                 f"{name:<10}{format_bytes(stage.memory_nbytes):>18}"
-                f"{_span(stage.disk_nbytes, _size):>24}{_span(stage.seconds, _time):>20}"
+                f"{_span(stage.disk_nbytes, _size):>26}{_span(stage.seconds, _time):>20}"
             )
         total = _span(self.seconds, _time)
-        disk = _span(self.disk_nbytes, _size)
-        lines.append(f"{'whole':<10}{format_bytes(self.memory_nbytes):>18}{disk:>24}{total:>20}")
+        disk = _span(self.most_disk_nbytes, _size)
+        lines.append(f"{'whole':<10}{format_bytes(self.memory_nbytes):>18}{disk:>26}{total:>20}")
         return "\n".join(lines)
 
 
@@ -178,7 +193,7 @@ def _project(
         dataclasses.replace(size, n_fragments=min(n_points, round(n)))
         for n in (size.n_fragments / unsure, size.n_fragments * unsure)
     ]
-    needs = _memory(plan, shape, sizes[1].n_fragments)
+    needs = _memory(plan, shape, size.n_fragments)
     skipped = ("scan", "points", "graph") if job.graph is not None else ()
     paces = {stage: pace for stage, pace in pilot.paces().items() if stage not in skipped}
     projected = {}
@@ -189,8 +204,10 @@ def _project(
         if stage == "scan":  # the drawn rows
             disk = plan.input_shape.sample_size * plan.input_shape.row_nbytes
         span = unsure if stage in ("fragments", "reassign") else 1.0
+        disks = disk / span, disk * span
         low, high = (_seconds(stage, pace, one, n_workers, starts_workers) for one in sizes)
-        projected[stage] = StageEstimate(needs[stage], (disk / span, disk * span), (low, high))
+        passing = _passing_nbytes(plan, stage, disks)
+        projected[stage] = StageEstimate(needs[stage], disks, passing, (low, high))
     return projected
 
 
@@ -227,6 +244,7 @@ def _whole_size(plan: FitPlan, shape: Shape, many: Sample) -> Size:
         sample.fragment_compared * growth,
         sample.n_rounds,
         0 if fits else round(PAGES_AGAIN * n_points / memory.PAGE_ROWS),
+        sample.orders_seeds,
     )
 
 
@@ -243,20 +261,33 @@ def _search_growth(graph: Graph, n_points: int) -> float:
     return compared_by_cells(coordinates, k, n_points, "exact") / here
 
 
+def _passing_nbytes(plan: FitPlan, stage: str, disk_nbytes: Span) -> Span:
+    """Return what a stage has on disk beside what it leaves, while it runs."""
+    if stage == "fragments":  # all rows are there twice while they are put in order
+        return disk_nbytes
+    most = {
+        "points": memory.points_disk_nbytes(plan.shape) + plan.copied_nbytes,
+        "graph": plan.search_disk_nbytes - disk_nbytes[0] if plan.may_approximate else 0,
+        "density": plan.order_disk_nbytes - disk_nbytes[0],
+    }.get(stage, 0)
+    return max(0, most), max(0, most)
+
+
 def _memory(plan: FitPlan, shape: Shape, n_fragments: int) -> dict[str, int]:
-    """Return the peak of a process in each stage, its cache included as far as it can be full."""
-    known = plan.memory()
+    """Return the likely peak of a process in each stage, its cache as full as it can be."""
+    known = {stage: memory.likely_nbytes(nbytes) for stage, nbytes in plan.memory().items()}
     points = min(plan.cache_nbytes, shape.n_points * shape.point_nbytes)
-    rows = min(plan.coordinator_cache_nbytes, shape.n_points * shape.row_nbytes)
-    beside = memory.coordinator_nbytes(shape)
-    voting = memory.held_nbytes(shape, n_fragments)
+    cache = plan.coordinator_cache_nbytes
+    coordinator = memory.likely_coordinator_nbytes(
+        shape,
+        min(cache, shape.n_points * shape.row_nbytes),
+        min(cache, memory.held_nbytes(shape, n_fragments)),
+    )
     return {
         "scan": known.get("scan", 0),
         "points": max(known.get("exchange", 0), known.get("partition", 0)),
         "graph": known.get("neighbors", 0) + points,
         "density": known["density"] + points,
-        "expand": beside + rows,
         "fragments": known["fragments"] + points,
-        "reassign": beside + min(plan.coordinator_cache_nbytes, voting),
-        "publish": beside,
+        **{stage: nbytes + plan.store_nbytes for stage, nbytes in coordinator.items()},
     }

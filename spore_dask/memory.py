@@ -77,6 +77,10 @@ COMPILING_NBYTES = 240 << 20
 """What a worker that runs trials takes, once, to compile the kernels of clustering."""
 INTERPRETER_NBYTES = 320 << 20
 """A process with numba, Zarr and distributed loaded and kernels compiled."""
+LOADED_NBYTES = 240 << 20
+"""The same as it is found, mostly: with few kernels 200 MiB, more after an approximate search."""
+SCATTER_NBYTES = 4 << 20
+"""What labels on their way to the order of rows take."""
 STORE_NBYTES = 128 << 20
 """What a process takes to reach object stores: libraries, and parts of files on their way."""
 
@@ -340,6 +344,28 @@ def coordinator_nbytes(shape: Shape) -> int:
     state = shape.n_points * POINT_STATE_NBYTES * (1 if shape.n_points < 2**31 else 2)
     piece = most_in_range(shape) * (2 * shape.entries_nbytes(shape.longest_k) + POINT_NBYTES)
     return INTERPRETER_NBYTES + state + piece + LEAST_CACHE_NBYTES + FETCH_NBYTES
+
+
+def likely_nbytes(projected_nbytes: int) -> int:
+    """Return what a process is likely to have at its peak, where so much is projected at most."""
+    return projected_nbytes - INTERPRETER_NBYTES + LOADED_NBYTES
+
+
+def likely_coordinator_nbytes(shape: Shape, rows_nbytes: int, held_nbytes: int) -> dict[str, int]:
+    """Return what the coordinator is likely to have at its peak in each of its own stages.
+
+    What it holds for each point there, and rows: of the graph while clusters grow, of fragments
+    while they vote.
+    """
+    label = 4 if shape.n_points < 2**31 else 8
+    n_points = shape.n_points
+    has = {
+        "seeds": n_points * (shape.number_nbytes + 8),
+        "expand": n_points * 2 * label + n_points // 2 + rows_nbytes,
+        "reassign": n_points * (label + 3) + held_nbytes,
+        "publish": n_points * (LABEL_NBYTES + 1) + SCATTER_NBYTES,
+    }
+    return {stage: LOADED_NBYTES + nbytes for stage, nbytes in has.items()}
 
 
 def predict_nbytes(fitted: Shape, new: Shape, n_clusters: int) -> int:

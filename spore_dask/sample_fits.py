@@ -169,7 +169,7 @@ def _repeat(
         run = _fit(job, rows, given, search, n_partitions)
         took.append(time.perf_counter() - started)
         known = run.summary["stages"]
-        stages.append({name: known[name]["seconds"] for name in costs.STAGES if name in known})
+        stages.append({name: stage["seconds"] for name, stage in known.items()})
         kept = kept or run
     assert kept is not None
     middle = {name: statistics.median(one[name] for one in stages) for name in stages[0]}
@@ -221,6 +221,7 @@ def size_of(run: Run, n_input_tasks: int = 1) -> Size:
         searched / max(1, n_fragments),
         n_rounds,
         _n_pages(expanded, shape),
+        costs.SEEDS in summary["stages"],
     )
 
 

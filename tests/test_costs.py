@@ -128,7 +128,9 @@ def test_loads_by_hand():
     assert found["fragments"] == Load(100 * (70 + 150 * 21), 6, 6, 15)
     assert found["reassign"] == Load(1000 + 100 * 21, alone=True)
     assert found["publish"] == Load(1000, alone=True)
-    assert [name for name, load in found.items() if load.alone] == list(ALONE)
+    assert [name for name, load in found.items() if load.alone] == list(ALONE[1:])
+    ordered = loads(Size(shape, 2, 50.0, 100, orders_seeds=True))
+    assert ordered["seeds"] == Load(1000, alone=True)
 
 
 def test_approximate_loads_by_hand():
@@ -387,7 +389,7 @@ def test_the_page_names_the_constants_of_estimate():
     text = " ".join((Path(__file__).parents[1] / "docs" / "scale.md").read_text().split())
     listed, sent = 1000 * paces.LIST_SECONDS, 1000 * paces.SENT_SECONDS
     piece, page = 1e6 * paces.PIECE_SECONDS, 1e6 * paces.PAGE_SECONDS
-    entry, vote, label = (1e9 * paces.LEAST_SECONDS[name] for name in ALONE)
+    entry, vote, label = (1e9 * paces.LEAST_SECONDS[name] for name in ALONE[1:])
     start, load = estimates.START_SECONDS, estimates.LOAD_SECONDS
     assert f"{start:g} s to start workers and {load:g} s until they have loaded libraries" in text
     assert (

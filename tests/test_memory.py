@@ -117,3 +117,17 @@ def test_the_driver_has_room_for_the_places_of_its_exchanges():
     data = memory.InputShape(rows_per_task=20_000, row_nbytes=4 * 384, sample_size=1000)
     assert memory.driver_nbytes(data, shape) >= 8 * 50_000 * shape.n_partitions
     assert memory.driver_nbytes(data, shape, may_approximate=True) >= 8 * shape.n_partitions**2
+
+
+def test_what_is_likely_is_less_than_what_is_allowed_for():
+    shape = memory.shape_of(10**7, 2, 4, 50, longest_k=80)
+    assert memory.likely_nbytes(memory.density_nbytes(shape)) < memory.density_nbytes(shape)
+    most = memory.coordinator_nbytes(shape)
+    found = memory.likely_coordinator_nbytes(shape, 0, 0)
+    assert list(found) == ["seeds", "expand", "reassign", "publish"]
+    assert all(memory.LOADED_NBYTES + 7 * 10**7 <= nbytes < most for nbytes in found.values())
+    more = memory.likely_coordinator_nbytes(shape, 1000, 100)
+    assert [more[stage] - found[stage] for stage in found] == [0, 1000, 100, 0]
+    wide = dataclasses.replace(shape, n_points=2**31)
+    per_point = memory.likely_coordinator_nbytes(wide, 0, 0)["expand"] / 2**31
+    assert 16 < per_point < 17

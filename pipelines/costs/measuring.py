@@ -26,6 +26,7 @@ from pipelines.costs.predicting import EXACT_COLUMNS
 from pipelines.graphs import generate
 from pipelines.machine import processor
 from spore_dask import Run, connect, fit
+from spore_dask.costs import ALONE
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.engine import open_engine
 from spore_dask.graph import Graph
@@ -211,9 +212,6 @@ class Watch:
 
     def __init__(self, client: Any) -> None:
         self._pids = [os.getpid(), *client.run(os.getpid).values()]
-        for pid in self._pids:
-            with contextlib.suppress(OSError):  # peaks begin anew, where Linux lets them
-                Path(f"/proc/{pid}/clear_refs").write_text("5")
         self._before = (0, 0)
         self.steps: dict[str, Document] = {}
 
@@ -272,9 +270,8 @@ def _measure_fit(case: Case, client: Any, place: Path) -> Document:
 def _facts(case: Case, run: Run, watch: Watch) -> Document:
     """Return what a run tells of itself."""
     summary, graph = run.summary, Graph(*run.graph)
-    own = f":{os.getpid()}"
-    peaks = summary["peak_nbytes"]
     stages = {name: dict(facts) for name, facts in summary["stages"].items()}
+    peaks = {name: facts["peak_nbytes"] for name, facts in stages.items()}
     for name, counted in watch.of_stages().items():
         stages[name] |= counted
     size = size_of(run, watch.steps["scan"]["n_tasks"])
@@ -285,8 +282,8 @@ def _facts(case: Case, run: Run, watch: Watch) -> Document:
         "search": graph.summary["search"],
         "n_probes": graph.summary["found"].get("n_probes"),
         "recall": summary["recall"],
-        "worker_nbytes": max(n for name, n in peaks.items() if not name.endswith(own)),
-        "coordinator_nbytes": next(n for name, n in peaks.items() if name.endswith(own)),
+        "worker_nbytes": max(n for stage, n in peaks.items() if stage not in ALONE),
+        "coordinator_nbytes": max(n for stage, n in peaks.items() if stage in ALONE),
         "stages": stages,
         "steps": watch.steps,
     }

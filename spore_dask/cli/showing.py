@@ -181,6 +181,7 @@ def estimate_answer(estimate: Estimate) -> Answer:
         "memory_nbytes": estimate.memory_nbytes,
         "memory_limit": estimate.memory_limit,
         "disk_nbytes": estimate.disk_nbytes,
+        "most_disk_nbytes": estimate.most_disk_nbytes,
         "seconds": estimate.seconds,
         "stages": {name: dataclasses.asdict(one) for name, one in estimate.stages.items()},
     }
