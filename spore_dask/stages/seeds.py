@@ -20,20 +20,21 @@ from spore_dask.tasks import Receipt, run_stage
 
 def order_seeds(engine: Engine, folder: Folder, graph: GraphRows, seed: int | None) -> Order:
     """Order the points by input row, or by a permutation of the rows drawn with a seed."""
-    run_stage(engine, folder, functools.partial(_build, graph, seed))
+    run_stage(engine, folder, functools.partial(_build, engine, graph, seed))
     starts = [graph.span(shard)[0] for shard in range(graph.n_shards)]
     return Order(folder, np.append(starts, graph.n_points))
 
 
-def _build(graph: GraphRows, seed: int | None, folder: Folder) -> Receipt:
+def _build(engine: Engine, graph: GraphRows, seed: int | None, folder: Folder) -> Receipt:
     point_of_row = np.empty(graph.n_points, number_dtype(graph.n_points))
-    rows = graph.array("rows")
-    for shard in range(graph.n_shards):
-        first, last = graph.span(shard)
-        point_of_row[rows.read(first, last)] = np.arange(first, last)
-    order = None if seed is None else np.random.default_rng(seed).permutation(graph.n_points)
-    for shard in range(graph.n_shards):
-        part = slice(*graph.span(shard))
-        points = point_of_row[part] if order is None else point_of_row[order[part]]
-        write_range(folder, shard, points)
+    rows, spans = graph.array("rows"), [graph.span(shard) for shard in range(graph.n_shards)]
+    with engine.here("seeds", 2 * len(spans)) as done:
+        for first, last in spans:
+            point_of_row[rows.read(first, last)] = np.arange(first, last)
+            done()
+        order = None if seed is None else np.random.default_rng(seed).permutation(graph.n_points)
+        for shard, (first, last) in enumerate(spans):
+            ranked = slice(first, last) if order is None else order[first:last]
+            write_range(folder, shard, point_of_row[ranked])
+            done()
     return {}
