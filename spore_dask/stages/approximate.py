@@ -106,8 +106,8 @@ class Run:
             self.folder.write_json("probes.json", {"n_probes": probing.enough_probes(ranks)})
             self.folder.write_array("truth-distances", best.squares)
             self.folder.write_array("truth", best.numbers)
-            self.folder.remove("drawn")
-            self.folder.remove("truths")
+        self.folder.remove("drawn")
+        self.folder.remove("truths")
         n_probes: int = self.folder.read_json("probes.json")["n_probes"]
         return n_probes
 
