@@ -85,9 +85,9 @@ def run_stage(engine: Engine, folder: Folder, build: Callable[[Folder], Receipt]
     `seconds` is the time that it took since it was last begun, and `peak_nbytes` the peak of the
     largest process that did its tasks since then, or of this one where it has none.
     """
+    folder.sweep()  # of one that is done, too: documents come later
     summary: Receipt | None = folder.read_json(MARKER)
     if summary is None:
-        folder.sweep()
         started = time.perf_counter()
         with engine.measured() as peak:
             summary = build(folder)
