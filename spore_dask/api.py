@@ -10,9 +10,8 @@ from typing import Any
 
 from spore_dask.fitting import Fit
 from spore_dask.graph import Graph
-from spore_dask.healing import healed
 from spore_dask.jobs import find_job, place_of_run
-from spore_dask.opening import opened
+from spore_dask.opening import find_done, opened
 from spore_dask.params import one_of
 from spore_dask.runs import Run
 from spore_dask.tuning import tune
@@ -102,11 +101,11 @@ n_workers, seed, progress
         return tune(source, out, n_trials=n_trials, resume=resume, **where, **options).run
     with place_of_run(source, out) as (place, keep_place):
         job = find_job(source, place, **options)
-        with healed(job.folder, f"fit-{job.id}"):
-            run = job.finished() if resume else None
+        name = f"fit-{job.id}"
+        run = find_done(job.folder, name, job.data, job.finished) if resume else None
         if run is None:
             where["reads"] = job.reads
-            with opened(job.folder, f"fit-{job.id}", job.plan, **where) as (engine, plan):
+            with opened(job.folder, name, job.plan, **where) as (engine, plan):
                 run = Fit(engine, job, plan, resume).run()
         keep_place(run)
         return run

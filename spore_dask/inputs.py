@@ -59,6 +59,11 @@ class Input:
         """Whether the content has to be computed before it is known what it is."""
         return isinstance(self.content, dask.array.Array)
 
+    @property
+    def is_written(self) -> bool:
+        """Whether something of the content has been written, and not removed."""
+        return self.content is not None and self.folder.exists()
+
     def known(self, engine: Engine, needs_nbytes: int) -> Input:
         """Return the same with the source's identity known.
 

@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from spore_dask.engine import Engine, open_engine
+from spore_dask.errors import BusyError
 from spore_dask.healing import healed
+from spore_dask.inputs import Input
 from spore_dask.locks import locked
 from spore_dask.points import CACHE
 from spore_dask.preflight import preflight
 from spore_dask.progress import Event, as_consumer
 from spore_dask.store import Folder
-from spore_dask.tracking import Tracker
+from spore_dask.tracking import Tracker, record_name
 
 
 class HasLimit(Protocol):
@@ -32,6 +34,24 @@ class HasLimit(Protocol):
 
 
 PlanType = TypeVar("PlanType", bound=HasLimit)
+Found = TypeVar("Found")
+
+
+def find_done(
+    folder: Folder, name: str, data: Input, find: Callable[[], Found | None]
+) -> Found | None:
+    """Return what a call of this name has come to before, if `find` finds it.
+
+    What a process that was killed as it ended has left there, its copy of the data and its record,
+    goes, unless somebody works there.
+    """
+    with healed(folder, name):
+        found = find()
+    if found is not None and (data.is_written or folder.exists(record_name(name))):
+        with contextlib.suppress(BusyError), locked(folder, name):
+            data.remove()
+            folder.remove(record_name(name))
+    return found
 
 
 @contextlib.contextmanager

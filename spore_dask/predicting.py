@@ -20,11 +20,10 @@ from spore_dask.coordinates import Learned, Transform
 from spore_dask.engine import Engine
 from spore_dask.errors import InputError
 from spore_dask.graph import FORMAT, Graph
-from spore_dask.healing import healed
 from spore_dask.inputs import Input, find_input
 from spore_dask.jobs import place_of_run
 from spore_dask.memory import Shape
-from spore_dask.opening import opened
+from spore_dask.opening import find_done, opened
 from spore_dask.pilot import EXACT
 from spore_dask.plan import as_memory_limit, disk_free
 from spore_dask.points import BOXES, MEANS, Points
@@ -84,8 +83,7 @@ def predict(
         data = find_input(source, component, folder, least_rows=1)
         fitted.check(data)
         task = Task(fitted, folder, data)
-        with healed(folder, task.result.name):
-            found = task.finished()
+        found = find_done(folder, task.result.name, data, task.finished)
         if found is None:
             with opened(
                 folder,

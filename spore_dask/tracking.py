@@ -37,6 +37,11 @@ MOST_STAGES = 200
 RUNNING, STOPPED, FAILED = "running", "stopped", "failed"
 
 
+def record_name(name: str) -> str:
+    """Return the name of the document of what runs under a name."""
+    return f"{PREFIX}{name}.json"
+
+
 class Tracker:
     """A consumer of events that also keeps where a run stands in the run's folder.
 
@@ -53,7 +58,7 @@ class Tracker:
 
     def __init__(self, folder: Folder, name: str, consumer: Consumer) -> None:
         self._folder = folder
-        self._file = f"{PREFIX}{name}.json"
+        self._file = record_name(name)
         self._consumer = consumer
         self._was_there = folder.exists()
         self._changed = False

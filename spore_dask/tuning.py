@@ -25,11 +25,10 @@ from spore_dask.engine import Engine
 from spore_dask.errors import LimitError, ParameterError
 from spore_dask.fitting import Fit
 from spore_dask.graph import FORMAT, Graph
-from spore_dask.healing import healed
 from spore_dask.inputs import Input, check_unchanged, labels_of_rows
 from spore_dask.jobs import Job, find_job, place_of_run
 from spore_dask.judging import Judgement, Votes, judge
-from spore_dask.opening import opened
+from spore_dask.opening import find_done, opened
 from spore_dask.params import Params, count
 from spore_dask.plan import FitPlan
 from spore_dask.runs import RESULT, SUMMARY, Run, keep_at_most, remove_stage, remove_stages
@@ -128,12 +127,12 @@ cache_limit, client, n_workers, progress, keep
         )
         fixed = {name: value for name, value in params.items() if value is not None}
         search = find_search(job, fixed, space, int(n_trials), int(sample), y)
-        with healed(job.folder, search.folder.name):
-            found = search.finished() if resume else None
+        name = search.folder.name
+        found = find_done(job.folder, name, job.data, search.finished) if resume else None
         if found is None:
             with opened(
                 job.folder,
-                search.folder.name,
+                name,
                 search.job.plan,
                 memory_limit=memory_limit,
                 client=client,
