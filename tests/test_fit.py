@@ -1,4 +1,4 @@
-"""`fit` against the plain algorithm: chunks, workers, caches, kills, resumes, what is kept."""
+"""`fit` against the plain algorithm: chunks, workers, caches, sources, what is shared and kept."""
 
 import contextlib
 import functools
@@ -28,7 +28,6 @@ from spore_dask import (
     Params,
     SporeError,
     build_graph,
-    checkpoints,
     clean,
     cluster_graph,
     fit,
@@ -37,9 +36,7 @@ from spore_dask import (
     verify,
 )
 from spore_dask.datasets import blobs_and_shapes
-from spore_dask.locks import is_lock
 from spore_dask.search import neighbor_rows
-from spore_dask.stages import expand as expansion
 from spore_dask.store import Folder
 from tests import naive
 from tests.strategies import configs, point_sets
@@ -521,105 +518,6 @@ class TestVerify:
             open_run(tmp_path)
         with pytest.raises(InputError, match="no finished run abc"):
             open_run(tmp_path, "abc")
-
-
-DRIVER = """
-import os, signal, sys
-import numpy as np
-from spore_dask import checkpoints, fit
-from spore_dask.stages import expand
-checkpoints.EVERY_SECONDS = 0
-expand.STEPS_PER_CALL = 500
-kind, stage, n_done = sys.argv[3], sys.argv[4], int(sys.argv[5])
-def die(event):
-    if (event.kind, event.stage) == (kind, stage) and event.n_done >= n_done:
-        os.kill(os.getpid(), signal.SIGKILL)
-fit(sys.argv[1], sys.argv[2], n_workers=0, n_partitions=6, cache_limit=sys.argv[6], keep="all",
-    progress=die)
-"""
-SMALL, LARGE = "200kB", "100MB"
-"""Caches that hold neither rows nor fragments, and all of them."""
-STAGES = [
-    ("scan", 0, SMALL), ("pilot", 0, SMALL), ("exchange", 0, SMALL), ("partition", 3, SMALL),
-    ("neighbors", 3, SMALL), ("density", 1, SMALL), ("ranges", 1, SMALL), ("order", 1, SMALL),
-    ("percentiles-0", 0, SMALL), ("percentiles-1", 1, SMALL), ("expand", 1, SMALL),
-    ("expand", 3, SMALL), ("expand", 3, LARGE), ("fragments", 2, SMALL), ("fragments", 2, LARGE),
-    ("gather", 1, SMALL), ("reassign", 1, SMALL), ("reassign", 1, LARGE), ("publish", 1, SMALL),
-    ("publish", 1, LARGE),
-]  # fmt: skip
-
-
-class TestKills:
-    @pytest.mark.parametrize(("stage", "n_done", "cache"), STAGES)
-    def test_a_killed_driver_continues(self, tmp_path, stage, n_done, cache):
-        source = write_zarr(tmp_path / "x.zarr", town(), 5000)
-        command = [sys.executable, "-c", DRIVER, source, str(tmp_path / "out")]
-        done = subprocess.run(
-            [*command, "task-done" if n_done else "stage-start", stage, str(n_done), cache]
-        )
-        assert done.returncode == -9
-        markers, receipts = (
-            {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob(pattern)}
-            for pattern in ("*/done.json", f"**/receipts-{stage}/*.json")
-        )
-        options = {"n_workers": 0, "n_partitions": 6, "cache_limit": cache, "keep": "all"}
-        run = fit(source, tmp_path / "out", **options)
-        assert_labels(run, town_labels())
-        verify(run)
-        assert markers == {path: path.stat().st_mtime_ns for path in markers}
-        if n_done and stage not in ("expand", "reassign", "publish"):
-            assert receipts
-            assert receipts == {path: path.stat().st_mtime_ns for path in receipts}
-        assert not list((tmp_path / "out").rglob("*.partial*"))
-        assert not list((tmp_path / "out").rglob("checkpoint*"))
-
-    @pytest.mark.parametrize("steps", [3000, 10**9], ids=["in pieces", "between pieces"])
-    def test_expansion_goes_on_from_its_checkpoint(self, tmp_path, monkeypatch, steps):
-        """Interrupt at every checkpoint: each call gets a little further."""
-        source = write_zarr(tmp_path / "x.zarr", town(), 5000)
-        monkeypatch.setattr(checkpoints, "EVERY_SECONDS", 0)
-        monkeypatch.setattr(expansion, "STEPS_PER_CALL", steps)
-        save = checkpoints.Checkpoints.save
-        n_kills = 0
-
-        def stop(self, arrays, facts):
-            nonlocal n_kills
-            save(self, arrays, facts)
-            n_kills += 1
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(checkpoints.Checkpoints, "save", stop)
-        while True:
-            try:
-                run = fit(source, tmp_path / "out", n_workers=0, keep="all", n_partitions=8)
-                break
-            except KeyboardInterrupt:
-                assert n_kills < 100
-        assert n_kills >= 6
-        assert_labels(run, town_labels())
-        expand = run.summary["stages"]["expand"]
-        assert expand["read_nbytes"] <= (n_kills + 1) * expand["graph_nbytes"]
-
-    def test_a_kill_before_any_document_is_written_is_survived(self, tmp_path, monkeypatch):
-        x = town()[:4000]
-        expected = SPORE(knn="exact").fit(x).labels_
-        write, seen = Folder.write_bytes, set()
-
-        def stop(folder, name, *content):
-            kind = "lock" if is_lock(name) else name  # each lock has a name of its own
-            if name.endswith(".json") and (folder.url, kind) not in seen:
-                seen.add((folder.url, kind))
-                raise KeyboardInterrupt
-            write(folder, name, *content)
-
-        monkeypatch.setattr(Folder, "write_bytes", stop)
-        while True:
-            with contextlib.suppress(KeyboardInterrupt):
-                run = fit(x, tmp_path / "out", n_workers=0, n_partitions=2)
-                break
-            assert len(seen) < 200
-        assert len(seen) > 20
-        assert_labels(run, expected)
 
 
 class TestErrors:
