@@ -68,6 +68,11 @@ KILLS = {
 tasks that are done by then."""
 ALONE = {"seeds", "expand", "reassign", "publish"}
 """Stages of the coordinator, without receipts."""
+PASSING = (
+    *("*.partial*", "checkpoint*", "buckets", "samples"),
+    *("drawn", "truths", "lists-*", "edges-*", "merged-*"),
+)
+"""What is removed as soon as it has served."""
 
 
 def standing(out):
@@ -77,6 +82,8 @@ def standing(out):
 
 
 def files(out):
+    """Return what is in a folder, in which nothing is left that is needed for a while only."""
+    assert not [path for pattern in PASSING for path in out.rglob(pattern)]
     return {path.relative_to(out) for path in out.rglob("*")}
 
 
