@@ -1,4 +1,4 @@
-"""Measure the out-of-core graph: exactness, recall, memory, speed, start and scaling.
+"""Measure the out-of-core graph: exactness, recall, memory, speed, start, scaling, row lengths.
 
 Each part generates its data (or takes that beside the project), builds graphs with the public API,
 and prints figures beside their targets; speed is a ratio to peers run right before. Writes to a
@@ -26,7 +26,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from spore_dask import Graph, build_graph
+from spore_dask import Graph, Params, build_graph, fit
 from spore_dask.coordinates import working_coordinates
 from spore_dask.datasets import blobs_and_shapes
 
@@ -406,7 +406,51 @@ def scaling(options: argparse.Namespace, folder: Path) -> None:
               f"{identical:.2f} s: {identical / distinct:.2f} times (aim 1.5)")  # fmt: skip
 
 
-PARTS = {part.__name__: part for part in (exactness, recall, memory, speed, start, scaling)}
+def lengths(options: argparse.Namespace, folder: Path) -> None:
+    """Compare long rows for all points of an approximate graph with a second search for some."""
+    sources = {
+        name: write_zarr(folder / f"{name}.zarr", load(options.data, name))
+        for name in ("mnist", "fashion")
+    }
+    sources["200,000 x 64"] = generate(folder / "wide.zarr", 200_000, 64)
+    with cluster() as client:
+        for name, source in sources.items():
+            params = Params().resolve(zarr.open_array(source, mode="r").shape[0])
+            counts = params.expansion_neighbors, params.k
+            took: dict[int, list[float]] = {k: [] for k in counts}
+            for i in range(options.runs + 1):  # the first loads what is compiled
+                for k in counts:
+                    out = folder / f"{name}-{k}-{i}"
+                    searched, again = approximate_seconds(source, out, k, client)
+                    took[k].append(searched)
+            run = fit(source, folder / f"{name}-fit", graph=out, client=client)
+            share = 1 - run.summary["n_skeleton"] / params.n_points
+            short, long = (float(np.median(took[k][1:])) for k in counts)
+            print(
+                f"lengths    {name}: rows of {counts[0]} {short:.1f} s, of {counts[1]} "
+                f"{long:.1f} s: {long - short:+.1f} s; probes and rounds once more for the "
+                f"{share:.0%} that are fragments {share * again:.1f} s"
+            )
+
+
+def approximate_seconds(source: str, out: Path, k: int, client: Any) -> tuple[float, float]:
+    """Return how long an approximate search takes, and of that its probes and rounds."""
+    ended: dict[str, float] = {}
+
+    def watch(event: Any) -> None:
+        if event.kind == "stage-end":
+            ended[event.stage] = event.seconds
+
+    build_graph(source, out, k, knn="approximate", client=client, progress=watch)
+    before = ("scan", "pilot", "exchange", "partition", "copies")
+    searched = sum(seconds for step, seconds in ended.items() if step not in before)
+    again = (seconds for step, seconds in ended.items() if step.startswith(("probe", "join")))
+    return searched, sum(again)
+
+
+PARTS = {
+    part.__name__: part for part in (exactness, recall, memory, speed, start, scaling, lengths)
+}
 
 
 def main(arguments: list[str] | None = None) -> None:
