@@ -263,6 +263,9 @@ def estimates(options: argparse.Namespace, folder: Path) -> None:
         whole = Compared(said.seconds, found["seconds"], "s", 1)
         print(f"estimate   {n_points} x {n_columns}: {whole} (aim 2)")
         for name, stage in found["stages"].items():
+            if name not in said.stages:  # such as fragments, where the sample had none
+                print(f"           {name:<10} not foreseen")
+                continue
             compared = compare_stage(said.stages[name], stage)
             print(f"           {name:<10} " + "; ".join(map(str, compared.values())))
             for what, one in compared.items():

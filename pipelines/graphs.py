@@ -411,21 +411,21 @@ def lengths(options: argparse.Namespace, folder: Path) -> None:
     sources = {
         name: write_zarr(folder / f"{name}.zarr", load(options.data, name))
         for name in ("mnist", "fashion")
+        if (options.data / f"{name}.npz").exists()
     }
     sources["200,000 x 64"] = generate(folder / "wide.zarr", 200_000, 64)
     with cluster() as client:
         for name, source in sources.items():
             params = Params().resolve(zarr.open_array(source, mode="r").shape[0])
             counts = params.expansion_neighbors, params.k
-            took: dict[int, list[float]] = {k: [] for k in counts}
+            took: dict[int, list[tuple[float, float]]] = {k: [] for k in counts}
             for i in range(options.runs + 1):  # the first loads what is compiled
                 for k in counts:
                     out = folder / f"{name}-{k}-{i}"
-                    searched, again = approximate_seconds(source, out, k, client)
-                    took[k].append(searched)
+                    took[k].append(approximate_seconds(source, out, k, client))
             run = fit(source, folder / f"{name}-fit", graph=out, client=client)
             share = 1 - run.summary["n_skeleton"] / params.n_points
-            short, long = (float(np.median(took[k][1:])) for k in counts)
+            (short, _), (long, again) = (np.median(took[k][1:], axis=0) for k in counts)
             print(
                 f"lengths    {name}: rows of {counts[0]} {short:.1f} s, of {counts[1]} "
                 f"{long:.1f} s: {long - short:+.1f} s; probes and rounds once more for the "

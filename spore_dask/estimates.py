@@ -269,6 +269,8 @@ def _passing_nbytes(plan: FitPlan, stage: str, disk_nbytes: Span) -> Span:
         "points": memory.points_disk_nbytes(plan.shape) + plan.copied_nbytes,
         "graph": plan.search_disk_nbytes - disk_nbytes[0] if plan.may_approximate else 0,
         "density": plan.order_disk_nbytes - disk_nbytes[0],
+        "expand": plan.shape.n_points * memory.CHECKPOINT_NBYTES,
+        "reassign": plan.shape.n_points * memory.CHECKPOINT_NBYTES,
     }.get(stage, 0)
     return max(0, most), max(0, most)
 

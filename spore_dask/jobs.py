@@ -23,7 +23,17 @@ from spore_dask.graph import FORMAT, Graph, room_for_plan
 from spore_dask.inputs import Input, check_unchanged, find_input
 from spore_dask.params import Params, ResolvedParams
 from spore_dask.plan import FitPlan, Options, make_plan
-from spore_dask.runs import KEEP, POINTER, RESULT, SUMMARY, Run, as_run, keep_at_most, run_ids
+from spore_dask.runs import (
+    KEEP,
+    POINTER,
+    RESULT,
+    SUMMARY,
+    Run,
+    as_run,
+    keep_at_most,
+    point_to,
+    run_ids,
+)
 from spore_dask.store import Folder, address, address_of, hash_of
 
 
@@ -80,7 +90,7 @@ class Job:
         check_unchanged(self.folder, self.data.source)
         if not self.result.exists(SUMMARY):
             return None
-        self.folder.write_json(POINTER, {"id": self.id})
+        point_to(self.folder, POINTER, self.id)
         run = Run(self.folder.url, self.id)
         keep_at_most(run, self.keep)
         return run

@@ -61,6 +61,8 @@ POINT_STATE_NBYTES = 16
 """What the coordinator may have in memory for a point, beside its cache of rows."""
 LABEL_NBYTES = 6
 """A label, and the round in which a point got it."""
+CHECKPOINT_NBYTES = 16
+"""What checkpoints have on disk for a point: its state, for a moment twice."""
 PREDICTED_NBYTES = 12
 """What the coordinator has in memory for a new point: its label, and the confidence, twice."""
 PLACE_NBYTES = 16

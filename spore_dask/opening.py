@@ -47,10 +47,10 @@ def find_done(
     """
     with healed(folder, name):
         found = find()
-    if found is not None and (data.is_written or folder.exists(record_name(name))):
-        with contextlib.suppress(BusyError), locked(folder, name):
-            data.remove()
-            folder.remove(record_name(name))
+        if found is not None and (data.is_written or folder.exists(record_name(name))):
+            with contextlib.suppress(BusyError), locked(folder, name):
+                data.remove()
+                folder.remove(record_name(name))
     return found
 
 

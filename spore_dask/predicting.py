@@ -29,7 +29,7 @@ from spore_dask.plan import as_memory_limit, disk_free
 from spore_dask.points import BOXES, MEANS, Points
 from spore_dask.prediction_plan import PredictPlan
 from spore_dask.predictions import POINTER, RESULT, SUMMARY, Prediction
-from spore_dask.runs import Run, as_run
+from spore_dask.runs import Run, as_run, point_to
 from spore_dask.stages.partition import PartitionSpec, partition
 from spore_dask.stages.predict import Electorate, PredictSpec, predict_points, publish
 from spore_dask.stages.scan import ScanSpec, scan
@@ -188,7 +188,7 @@ class Task:
         if not self.result.exists(SUMMARY):
             return None
         self.result.remove(WORK)
-        self.folder.write_json(POINTER, {"id": self.id})
+        point_to(self.folder, POINTER, self.id)
         return Prediction(self.folder.url, self.id)
 
     def plan(self, memory_limit: Any, n_workers: int | None) -> PredictPlan:

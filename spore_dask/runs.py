@@ -300,8 +300,18 @@ def clean(run: Run | str | os.PathLike[str], keep: str = "labels") -> int:
         return _clean(run, keep)
 
 
+def point_to(folder: Folder, pointer: str, id: str) -> None:
+    """Name the result that was asked for last; if it is named already, nothing is written.
+
+    So calls that find all done stay out of the way of others.
+    """
+    if (folder.read_json(pointer) or {}).get("id") != id:
+        folder.write_json(pointer, {"id": id})
+
+
 def _clean(run: Run, keep: str) -> int:
     """Remove what is not to be kept, while nobody else works in the run's folder."""
+    run.result.sweep()
     names = [stage["name"] for stage in reversed(run.summary["stages"].values())]
     folders = {name: run.folder.child(name) for name in names}  # what depends on others first
     run.summary["keep"] = keep

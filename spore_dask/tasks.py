@@ -82,16 +82,15 @@ def is_done(folder: Folder) -> bool:
 def run_stage(engine: Engine, folder: Folder, build: Callable[[Folder], Receipt]) -> Receipt:
     """Return what a finished stage has left, or build it and mark it done.
 
-    `seconds` is the time that it took since it was last begun, and `peak_nbytes` the peak of the
-    largest process that did its tasks since then, or of this one where it has none.
+    `seconds` is the time that it took since it was last begun; the peaks are those since then, see
+    `Engine.measured`.
     """
     folder.sweep()  # of one that is done, too: documents come later
     summary: Receipt | None = folder.read_json(MARKER)
     if summary is None:
         started = time.perf_counter()
-        with engine.measured() as peak:
+        with engine.measured() as peaks:
             summary = build(folder)
-        took = {"seconds": time.perf_counter() - started, "peak_nbytes": peak.nbytes}
-        summary = {**summary, **took}
+        summary = {**summary, "seconds": time.perf_counter() - started, **peaks}
         folder.write_json(MARKER, summary)
     return summary

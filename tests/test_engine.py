@@ -190,9 +190,10 @@ def test_a_stage_has_the_peak_of_its_tasks(local, here):
     task = functools.partial(grow, 200 * MIB, 0)
     found = []
     for name, each in (("modest", square), ("greedy", task), ("later", square)):
-        with local.measured() as peak:
+        with local.measured() as peaks:
             local.run(name, each, [0, 1, 2, 3], needs_nbytes=1, here=here)
-        found.append(peak.nbytes)
+        found.append(peaks["peak_nbytes"])
+        assert (peaks["coordinator_nbytes"] >= found[-1]) or not here
     assert found[1] - found[0] > 180 * MIB
     assert found[1] - found[2] > 150 * MIB
     of_here = {name: n for name, n in local.peaks().items() if name.endswith(f":{os.getpid()}")}
@@ -204,10 +205,20 @@ def test_a_stage_has_the_peak_of_its_tasks(local, here):
 def test_a_stage_without_tasks_has_the_peak_of_this_process(local):
     found = []
     for nbytes in (MIB, 200 * MIB, MIB):
-        with local.measured() as peak:
+        with local.measured() as peaks:
             grow(nbytes, 0, 0)
-        found.append(peak.nbytes)
+        found.append(peaks["peak_nbytes"])
+        assert peaks["coordinator_nbytes"] == found[-1]
     assert found[1] - max(found[0], found[2]) > 180 * MIB
+
+
+@resets
+def test_a_stage_within_another_keeps_its_tasks_to_itself(local):
+    with local.measured() as outer:
+        local.run("outer", functools.partial(grow, 200 * MIB, 0), [0], needs_nbytes=1, here=True)
+        with local.measured() as inner:
+            local.run("inner", functools.partial(grow, MIB, 0), [0], needs_nbytes=1, here=True)
+    assert outer["peak_nbytes"] - inner["peak_nbytes"] > 150 * MIB
 
 
 # In this process

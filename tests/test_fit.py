@@ -281,6 +281,16 @@ class TestSharing:
         assert events == []
         assert open_run(first.path).id == first.id
 
+    def test_a_call_that_finds_all_done_writes_no_pointer_that_another_might_sweep(self, tmp_path):
+        source = write_zarr(tmp_path / "x.zarr", town()[:3000])
+        pointer = Path(fit(source, n_workers=0).path, "run.json")
+        written = pointer.stat()
+        fit(source, n_workers=0)
+        assert (pointer.stat().st_ino, pointer.stat().st_mtime_ns) == (
+            written.st_ino,
+            written.st_mtime_ns,
+        )
+
     def test_many_configurations_in_one_folder(self, tmp_path):
         """Each differs from another in one thing that a stage depends on."""
         changes = [

@@ -271,7 +271,6 @@ def _facts(case: Case, run: Run, watch: Watch) -> Document:
     """Return what a run tells of itself."""
     summary, graph = run.summary, Graph(*run.graph)
     stages = {name: dict(facts) for name, facts in summary["stages"].items()}
-    peaks = {name: facts["peak_nbytes"] for name, facts in stages.items()}
     for name, counted in watch.of_stages().items():
         stages[name] |= counted
     size = size_of(run, watch.steps["scan"]["n_tasks"])
@@ -282,8 +281,10 @@ def _facts(case: Case, run: Run, watch: Watch) -> Document:
         "search": graph.summary["search"],
         "n_probes": graph.summary["found"].get("n_probes"),
         "recall": summary["recall"],
-        "worker_nbytes": max(n for stage, n in peaks.items() if stage not in ALONE),
-        "coordinator_nbytes": max(n for stage, n in peaks.items() if stage in ALONE),
+        "worker_nbytes": max(
+            facts["peak_nbytes"] for name, facts in stages.items() if name not in ALONE
+        ),
+        "coordinator_nbytes": max(facts["coordinator_nbytes"] for facts in stages.values()),
         "stages": stages,
         "steps": watch.steps,
     }

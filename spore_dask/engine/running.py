@@ -134,18 +134,22 @@ class Engine:
         steps.tell("stage-end")
 
     @contextlib.contextmanager
-    def measured(self) -> Iterator[Peak]:
-        """Measure the peak of a stage, known when the context is closed.
+    def measured(self) -> Iterator[dict[str, int]]:
+        """Measure the peaks of a stage, known when the context is closed.
 
-        That of the largest process that did tasks, while it did them; without tasks, that of the
-        calling process. What the latter does between tasks, to share them out, is left out: it may
-        be a user's, with data of its own.
+        `peak_nbytes` is that of the largest process that did tasks, while it did them; without
+        tasks, that of the calling process. `coordinator_nbytes` is that of the latter in any case,
+        with all that it does between tasks, and whatever its user holds.
         """
-        self._tasks = tasks = Peak()
-        with peak_since_now() as own:
-            yield tasks
-        if not tasks.nbytes:
-            tasks.note(own.nbytes)
+        found: dict[str, int] = {}
+        before, self._tasks = self._tasks, Peak()
+        try:
+            with peak_since_now() as own:
+                yield found
+            found["peak_nbytes"] = self._tasks.nbytes or own.nbytes
+            found["coordinator_nbytes"] = own.nbytes
+        finally:
+            self._tasks = before
 
     def prove(self, check: Check) -> list[str]:
         """Have every worker prove that it is fit, now or, if it comes later, before its first task.
