@@ -101,7 +101,7 @@ def test_memory_is_within_a_factor_of_two(known):
         measured = found["stages"][name]["peak_nbytes"]
         assert stage.memory_nbytes / 2 <= measured <= 2 * stage.memory_nbytes, name
     peaks = {name: stage["peak_nbytes"] for name, stage in found["stages"].items()}
-    assert peaks["expand"] - peaks["publish"] > 50 << 20  # rows of 62 MiB
+    assert peaks["expand"] - peaks["publish"] > 25 << 20  # rows of 62 MiB, most of them mapped
     assert peaks["expand"] == max(peaks.values())
 
 
