@@ -11,7 +11,6 @@ import dataclasses
 import datetime
 import functools
 import importlib.metadata
-import math
 import platform
 from typing import Any
 
@@ -19,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 import spore_dask
-from spore_dask.clustering import cluster_rows
 from spore_dask.clusters import Thresholds, smallest_final_size, thresholds_of
 from spore_dask.engine import Engine
 from spore_dask.errors import InputError, ParameterError
@@ -39,7 +37,6 @@ from spore_dask.graph import (
 from spore_dask.inputs import check_unchanged
 from spore_dask.jobs import Job
 from spore_dask.orders import Order
-from spore_dask.params import ResolvedParams
 from spore_dask.pilot import CELLS, EXACT
 from spore_dask.plan import FitPlan, disk_free, refuse_disk
 from spore_dask.points import CACHE
@@ -51,7 +48,7 @@ from spore_dask.runs import (
     kept_stages,
     remove_stage,
 )
-from spore_dask.search import neighbor_rows
+from spore_dask.shares import PILOT_POINTS, cluster_sample
 from spore_dask.stages.density import Density, DensitySpec, rank_points, reach_percentiles
 from spore_dask.stages.expand import ExpandSpec, expand
 from spore_dask.stages.fragments import FragmentSpec, gather_fragments
@@ -71,9 +68,6 @@ MOST_FRAGMENTS = 1 / 3
 """Share of fragments from which on all rows are searched with K neighbours at once."""
 LIBRARIES = ("numpy", "numba", "scipy", "scikit-learn", "pynndescent", "dask", "zarr")
 """What a result may depend on."""
-PILOT_POINTS = 1 << 13
-PILOT_NBYTES = 64 << 20
-"""Points that are clustered to tell the share of fragments, and bytes of their rows."""
 
 
 class Fit:
@@ -222,7 +216,7 @@ class Fit:
         ):
             return False
         params = self.job.resolved
-        pilot = functools.partial(_pilot, scanned, params)
+        pilot = functools.partial(cluster_sample, scanned, params)
         work = Work("pilot", pilot, [PILOT_POINTS], plan.memory()["driver"])
         folder = scanned.folder.child("pilot-" + hash_of(dataclasses.asdict(params)))
         share: float = run_work(self.engine, folder, work)[0]["share"]
@@ -366,27 +360,3 @@ def _versions() -> dict[str, str]:
     """Return the versions of what made a result."""
     own = {"spore-dask": spore_dask.__version__, "python": platform.python_version()}
     return own | {name: importlib.metadata.version(name) for name in LIBRARIES}
-
-
-def _pilot(scanned: Scan, params: ResolvedParams, n_points: int) -> Receipt:
-    """Cluster some of the sample; return the share of fragments before reassignment."""
-    n_points = min(n_points, max(1024, PILOT_NBYTES // (24 * (params.k + 1))))
-    sample = scanned.sample()
-    sample = np.ascontiguousarray(sample[:: max(1, len(sample) // n_points)][:n_points])
-    n_points = len(sample)
-    size, most = params.min_cluster_size, n_points - 1
-    exponent = math.log(size) / math.log(params.n_points)
-    small = dataclasses.replace(
-        params,
-        n_points=n_points,
-        min_cluster_size=max(1, math.floor(n_points**exponent)),
-        density_neighbors=min(params.density_neighbors, most),
-        expansion_neighbors=min(params.expansion_neighbors, most),
-        reassignment_neighbors=min(params.reassignment_neighbors, most),
-        k=min(params.k, most),
-        max_scr_rounds=0,
-        post_reassignment_policy="noise",
-    )
-    rows = neighbor_rows(sample, small.k, "exact")
-    found = cluster_rows(rows.neighbors, rows.distances, sample, small)
-    return {"share": float((found.provenance < 0).mean())}

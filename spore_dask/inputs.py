@@ -12,12 +12,12 @@ import dataclasses
 import functools
 import hashlib
 import os
+import sys
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
-import dask
-import dask.array
+import dask.base
 import numpy as np
 import zarr
 from numpy.typing import NDArray
@@ -57,7 +57,7 @@ class Input:
     @property
     def is_computed(self) -> bool:
         """Whether the content has to be computed before it is known what it is."""
-        return isinstance(self.content, dask.array.Array)
+        return _is_dask(self.content)
 
     @property
     def is_written(self) -> bool:
@@ -224,11 +224,11 @@ def _pick(blocks: Iterator[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
 
 def _copied(content: Any, folder: Folder, least_rows: int) -> Input:
     """Return an input that has to be written first."""
-    if not isinstance(content, (zarr.Array, dask.array.Array)):
+    if not (isinstance(content, zarr.Array) or _is_dask(content)):
         refuse_masked(content)
         content = np.asarray(content)
     check_array(content.shape, content.dtype, least_rows)
-    if isinstance(content, dask.array.Array):
+    if _is_dask(content):
         if np.isnan(content.shape[0]):
             raise InputError(
                 "The dask array does not know how many rows it has; call compute_chunk_sizes() "
@@ -240,7 +240,7 @@ def _copied(content: Any, folder: Folder, least_rows: int) -> Input:
     n_rows, n_columns = map(int, content.shape)
     row_nbytes = n_columns * content.dtype.itemsize
     chunk_rows = min(n_rows, max(1, BLOCK_NBYTES // row_nbytes))
-    if isinstance(content, dask.array.Array):
+    if _is_dask(content):
         chunk_rows = max(content.chunks[0])  # what a task computes at least
     name = hash_of("input", identity, content.shape, content.dtype.str)
     source = Source(
@@ -252,6 +252,12 @@ def _copied(content: Any, folder: Folder, least_rows: int) -> Input:
         identity=name,
     )
     return Input(source, content)
+
+
+def _is_dask(content: Any) -> bool:
+    """Tell a dask array; whoever has one has imported its module, which takes a while."""
+    arrays = sys.modules.get("dask.array")
+    return arrays is not None and isinstance(content, arrays.Array)
 
 
 def _blocks(content: Any, step: int) -> list[tuple[int, int]]:
@@ -272,7 +278,7 @@ def _write(engine: Engine, data: Input, needs_nbytes: int, folder: Folder) -> Re
     source, content = data.source, data.content
     target = folder.create_rows("data", source.shape, source.dtype, source.chunk_rows)
     ranges = _blocks(content, source.chunk_rows)
-    if isinstance(content, dask.array.Array):
+    if _is_dask(content):
         optimize: Any = dask.base.optimize  # so that a task is sent only what it computes
         items = [(*rows, optimize(content[slice(*rows)])[0]) for rows in ranges]
         write = functools.partial(_write_computed, folder)

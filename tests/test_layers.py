@@ -17,7 +17,7 @@ LAYERS = [
     {"runs"},
     {"meeting", "healing"},
     {"inputs", "stages", "search", "clustering", "voting"},
-    {"opening", "plan", "voters", "predictions"},
+    {"opening", "plan", "voters", "predictions", "shares"},
     {"graph", "prediction_plan"},
     {"jobs"},
     {"fitting", "predicting"},
