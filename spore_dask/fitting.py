@@ -217,7 +217,7 @@ class Fit:
             return False
         params = self.job.resolved
         pilot = functools.partial(cluster_sample, scanned, params)
-        work = Work("pilot", pilot, [PILOT_POINTS], plan.memory()["driver"])
+        work = Work("pilot", pilot, [PILOT_POINTS], plan.memory()["driver"], light=True)
         folder = scanned.folder.child("pilot-" + hash_of(dataclasses.asdict(params)))
         share: float = run_work(self.engine, folder, work)[0]["share"]
         return share <= MOST_FRAGMENTS
@@ -356,6 +356,7 @@ class Fit:
         return run
 
 
+@functools.cache
 def _versions() -> dict[str, str]:
     """Return the versions of what made a result."""
     own = {"spore-dask": spore_dask.__version__, "python": platform.python_version()}

@@ -20,8 +20,7 @@ from spore_dask.store import Folder
 Receipt = dict[str, Any]
 MARKER = "done.json"
 MOST_IN_BATCH = 16
-BATCHES_PER_WORKER = 2
-"""Light tasks that travel together, and how many batches each worker gets at least."""
+"""Light tasks that travel together at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +55,10 @@ def run_work(engine: Engine, folder: Folder, work: Work) -> list[Receipt]:
 
 
 def _batches(numbers: list[int], n_workers: int) -> list[list[int]]:
-    """Share out the numbers of light tasks evenly."""
-    n_batches = max(BATCHES_PER_WORKER * max(1, n_workers), -(-len(numbers) // MOST_IN_BATCH))
-    n_batches = max(1, min(n_batches, len(numbers)))
+    """Share out the numbers of light tasks evenly: every worker gets as many batches."""
+    n_workers = max(1, n_workers)
+    n_turns = -(-len(numbers) // (MOST_IN_BATCH * n_workers))
+    n_batches = max(1, min(n_turns * n_workers, len(numbers)))
     ends = [i * len(numbers) // n_batches for i in range(n_batches + 1)]
     return [numbers[first:last] for first, last in itertools.pairwise(ends) if first < last]
 

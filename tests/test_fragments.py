@@ -19,6 +19,7 @@ from spore_dask.engine import open_engine
 from spore_dask.fragments import Rows
 from spore_dask.graph import build_with
 from spore_dask.kernels import cells
+from spore_dask.kernels.order import find_members
 from spore_dask.orders import Order
 from spore_dask.plan import Options
 from spore_dask.points import BOXES, CACHE, Points
@@ -427,3 +428,15 @@ def test_peak_memory_is_within_the_projections(tmp_path):
         fragments = gather_fragments(engine, folder.child("fragments"), spec, LARGE)
         assert fragments.counts.sum() == len(x)
         assert worker_peak(engine.peaks()) <= needs + cache_nbytes
+
+
+@settings(deadline=None)
+@given(
+    st.sets(st.integers(0, 3000), max_size=200),
+    st.lists(st.integers(0, 4000), max_size=200, unique=True),
+    st.sampled_from([np.uint32, np.int64]),
+)
+def test_members_are_found_where_they_are(known, wanted, dtype):
+    ascending = np.array(sorted(known), dtype)
+    places = find_members(ascending, np.array(wanted, dtype))
+    assert places.tolist() == [sorted(known).index(number) for number in wanted if number in known]

@@ -12,7 +12,7 @@ from spore_dask.engine.settings import LOOK_INTERVAL, LOOK_TIMEOUT
 from spore_dask.engine.workers import LocalWorkers
 from spore_dask.errors import PreflightError
 
-WAIT_INTERVAL = 0.1
+WAIT_INTERVAL = 0.02
 """Seconds between two looks while workers start."""
 
 

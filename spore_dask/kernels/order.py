@@ -67,3 +67,40 @@ def total_order(
         keys: list[NDArray[Any]] = [last, *points[ties].T[::-1], group]
         order[places] = ties[np.lexsort(keys)]
     return order
+
+
+@kernel
+def find_members(known, wanted):
+    """Return the places in `known`, which ascends, of those of `wanted` that are there, in order.
+
+    Both are numbers from 0 on, none twice. A table by their leading bits, no longer than `known`,
+    leaves few steps to a search.
+    """
+    places = np.empty(wanted.size, np.int64)
+    if known.size == 0:
+        return places[:0]
+    last, shift = np.int64(known[-1]), 0
+    while last >> shift >= known.size:
+        shift += 1
+    starts = np.zeros((last >> shift) + 2, np.int64)
+    for number in known:
+        starts[(np.int64(number) >> shift) + 1] += 1
+    for i in range(1, starts.size):
+        starts[i] += starts[i - 1]
+    n_found = 0
+    for number in wanted:
+        if number > last:
+            continue
+        group = np.int64(number) >> shift
+        low, end = starts[group], starts[group + 1]
+        high = end
+        while low < high:
+            middle = (low + high) // 2
+            if known[middle] < number:
+                low = middle + 1
+            else:
+                high = middle
+        if low < end and known[low] == number:
+            places[n_found] = low
+            n_found += 1
+    return places[:n_found]

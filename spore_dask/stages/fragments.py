@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from spore_dask.engine import Engine
 from spore_dask.fragments import ARRAYS, Fragments
+from spore_dask.kernels.order import find_members
 from spore_dask.memory import BUFFERS_NBYTES, PAGE_ROWS, Shape
 from spore_dask.orders import (
     Order,
@@ -191,10 +192,6 @@ def _ranked(points: NDArray[np.integer], order: Order, ranges: range) -> NDArray
     """Return which of the points, all of some ranges of an order, is first, second, and so on."""
     ascending = np.argsort(points)
     known = points[ascending]
-    ranked = []
-    for i in ranges:
-        wanted = order.points(i)
-        places = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-        ranked.append(places[known[places] == wanted])
+    ranked = [find_members(known, order.points(i)) for i in ranges]
     found: NDArray[np.int64] = ascending[np.concatenate(ranked)]
     return found

@@ -26,6 +26,7 @@ from spore_dask.store.npy import HEADER_NBYTES, fetch_npy, header_of, parse_head
 from spore_dask.store.plain import PlainFolder
 from spore_dask.store.rows import RowArray, write_rows, write_some_rows
 from spore_dask.store.zarrs import open_safely, zarr_store
+from spore_dask.threads import in_threads
 
 CHUNK_ROWS = 1 << 18
 """Rows of a chunk where one process writes all of them."""
@@ -115,8 +116,11 @@ class Folder(PlainFolder):
     def write_all_rows(self, name: str, rows: NDArray[Any]) -> None:
         """Create a Zarr array as `create_rows` does, and write all its chunks."""
         target = self.create_rows(name, rows.shape, rows.dtype, CHUNK_ROWS)
-        for first in range(0, len(rows), target.chunk_rows):
+
+        def write(first: int) -> None:
             target.write(first, rows[first : first + target.chunk_rows])
+
+        in_threads(write, range(0, len(rows), target.chunk_rows))
 
     def open_rows(self, name: str) -> RowArray:
         """Open what `create_rows` has created."""
