@@ -240,7 +240,9 @@ import json, sys, time
 import numpy as np
 from spore_dask import fit
 from spore_dask.datasets import blobs_and_shapes
-fit(blobs_and_shapes(20_000, 2, dtype=np.float32)[0], n_workers=2)
+n_columns = int(sys.argv[2])
+for knn in ("auto", "approximate"):
+    fit(blobs_and_shapes(20_000, n_columns, dtype=np.float32)[0], n_workers=2, knn=knn)
 started = time.perf_counter()
 run = fit(sys.argv[1], n_workers=2, keep="all")
 print(json.dumps({"seconds": time.perf_counter() - started, "stages": run.summary["stages"]}))
@@ -250,14 +252,14 @@ print(json.dumps({"seconds": time.perf_counter() - started, "stages": run.summar
 def estimates(options: argparse.Namespace, folder: Path) -> None:
     """Compare what `estimate` says with what a fit then takes.
 
-    The fit has a process of its own, where a small one has loaded what is compiled, so that its
+    The fit has a process of its own, where small ones have loaded what is compiled, so that its
     memory is not that of the estimate or of a case before.
     """
     farthest: dict[str, tuple[float, str]] = {}
     for n_points, n_columns in ((300_000, 2), (1_000_000, 2), (1_000_000, 8), (200_000, 64)):
         source = generate(folder / f"estimate{n_points}-{n_columns}.zarr", n_points, n_columns)
         said = estimate(source, n_workers=N_WORKERS)
-        command = [sys.executable, "-c", ESTIMATED, source]
+        command = [sys.executable, "-c", ESTIMATED, source, str(n_columns)]
         done = subprocess.run(command, check=True, capture_output=True)
         found = json.loads(done.stdout.splitlines()[-1])
         whole = Compared(said.seconds, found["seconds"], "s", 1)

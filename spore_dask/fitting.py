@@ -217,7 +217,7 @@ class Fit:
             return False
         params = self.job.resolved
         pilot = functools.partial(cluster_sample, scanned, params)
-        work = Work("pilot", pilot, [PILOT_POINTS], plan.memory()["driver"], light=True)
+        work = Work("pilot", pilot, [PILOT_POINTS], plan.memory()["driver"])
         folder = scanned.folder.child("pilot-" + hash_of(dataclasses.asdict(params)))
         share: float = run_work(self.engine, folder, work)[0]["share"]
         return share <= MOST_FRAGMENTS

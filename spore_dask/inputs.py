@@ -57,7 +57,7 @@ class Input:
     @property
     def is_computed(self) -> bool:
         """Whether the content has to be computed before it is known what it is."""
-        return _is_dask(self.content)
+        return is_dask(self.content)
 
     @property
     def is_written(self) -> bool:
@@ -224,11 +224,11 @@ def _pick(blocks: Iterator[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
 
 def _copied(content: Any, folder: Folder, least_rows: int) -> Input:
     """Return an input that has to be written first."""
-    if not (isinstance(content, zarr.Array) or _is_dask(content)):
+    if not (isinstance(content, zarr.Array) or is_dask(content)):
         refuse_masked(content)
         content = np.asarray(content)
     check_array(content.shape, content.dtype, least_rows)
-    if _is_dask(content):
+    if is_dask(content):
         if np.isnan(content.shape[0]):
             raise InputError(
                 "The dask array does not know how many rows it has; call compute_chunk_sizes() "
@@ -240,7 +240,7 @@ def _copied(content: Any, folder: Folder, least_rows: int) -> Input:
     n_rows, n_columns = map(int, content.shape)
     row_nbytes = n_columns * content.dtype.itemsize
     chunk_rows = min(n_rows, max(1, BLOCK_NBYTES // row_nbytes))
-    if _is_dask(content):
+    if is_dask(content):
         chunk_rows = max(content.chunks[0])  # what a task computes at least
     name = hash_of("input", identity, content.shape, content.dtype.str)
     source = Source(
@@ -254,8 +254,8 @@ def _copied(content: Any, folder: Folder, least_rows: int) -> Input:
     return Input(source, content)
 
 
-def _is_dask(content: Any) -> bool:
-    """Tell a dask array; whoever has one has imported its module, which takes a while."""
+def is_dask(content: Any) -> bool:
+    """Tell a dask array, without the import of its module: whoever has one has done that."""
     arrays = sys.modules.get("dask.array")
     return arrays is not None and isinstance(content, arrays.Array)
 
@@ -278,7 +278,7 @@ def _write(engine: Engine, data: Input, needs_nbytes: int, folder: Folder) -> Re
     source, content = data.source, data.content
     target = folder.create_rows("data", source.shape, source.dtype, source.chunk_rows)
     ranges = _blocks(content, source.chunk_rows)
-    if _is_dask(content):
+    if is_dask(content):
         optimize: Any = dask.base.optimize  # so that a task is sent only what it computes
         items = [(*rows, optimize(content[slice(*rows)])[0]) for rows in ranges]
         write = functools.partial(_write_computed, folder)

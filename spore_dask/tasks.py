@@ -46,7 +46,7 @@ def run_work(engine: Engine, folder: Folder, work: Work) -> list[Receipt]:
     }
     missing = [i for i in range(len(work.items)) if known.get(i) is None]
     task = functools.partial(_keep_receipts, work.task, receipts)
-    batches = _batches(missing, engine.n_workers) if work.light else [[i] for i in missing]
+    batches = _batches(missing, engine.n_threads) if work.light else [[i] for i in missing]
     items = [[(i, work.items[i]) for i in batch] for batch in batches]
     alone = work.light and len(missing) == 1  # sending it would take longer
     for found in engine.run(work.name, task, items, needs_nbytes=work.needs_nbytes, here=alone):
@@ -54,11 +54,10 @@ def run_work(engine: Engine, folder: Folder, work: Work) -> list[Receipt]:
     return [known[i] for i in range(len(work.items))]
 
 
-def _batches(numbers: list[int], n_workers: int) -> list[list[int]]:
-    """Share out the numbers of light tasks evenly: every worker gets as many batches."""
-    n_workers = max(1, n_workers)
-    n_turns = -(-len(numbers) // (MOST_IN_BATCH * n_workers))
-    n_batches = max(1, min(n_turns * n_workers, len(numbers)))
+def _batches(numbers: list[int], n_threads: int) -> list[list[int]]:
+    """Share out the numbers of light tasks evenly: every thread gets as many batches."""
+    n_turns = -(-len(numbers) // (MOST_IN_BATCH * n_threads))
+    n_batches = max(1, min(n_turns * n_threads, len(numbers)))
     ends = [i * len(numbers) // n_batches for i in range(n_batches + 1)]
     return [numbers[first:last] for first, last in itertools.pairwise(ends) if first < last]
 

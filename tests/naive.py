@@ -197,6 +197,11 @@ def total_order(densities: list[float], points: np.ndarray) -> list[int]:
     return sorted(range(len(points)), key=lambda i: (-densities[i], coordinates[i], i))
 
 
+def find_members(known: list[int], wanted: list[int]) -> list[int]:
+    """Return where in `known`, which ascends, those of `wanted` are that are there."""
+    return [known.index(number) for number in wanted if number in known]
+
+
 def seeding(order: list[int], p: Params) -> list[int]:
     """Return the order in which points are tried as seeds; p holds the resolved parameters."""
     if p["seeding_order"] == "density":

@@ -123,7 +123,7 @@ class TestLabels:
     def test_do_not_depend_on_the_cache_or_the_pilot(
         self, tmp_path, monkeypatch, cache_limit, pilot
     ):
-        monkeypatch.setattr(fitting, "_pilot", lambda *_: {"share": pilot})
+        monkeypatch.setattr(fitting, "cluster_sample", lambda *_: {"share": pilot})
         run = fit(town(), tmp_path / "out", n_workers=0, cache_limit=cache_limit)
         assert_labels(run, town_labels())
         resolved = Params().resolve(len(town()))

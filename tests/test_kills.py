@@ -47,7 +47,7 @@ WIDE = functools.partial(wide, 5000, 60)
 EXACT = {"n_partitions": 6, "n_workers": 0, "keep": "all"}
 APPROXIMATE = {**EXACT, "n_partitions": 4, "knn": "approximate", "recall_target": 0.999}
 KILLS = {
-    "a small cache": (town, EXACT | {"cache_limit": "200kB"}, [
+    "a small cache": (town, EXACT | {"n_partitions": 20, "cache_limit": "200kB"}, [
         ("scan", 0), ("pilot", 0), ("exchange", 0), ("partition", 3), ("copies", 0),
         ("neighbors", 3), ("density", 1), ("ranges", 1), ("order", 1), ("percentiles-0", 0),
         ("percentiles-1", 1), ("expand", 1), ("expand", 3), ("fragments", 2), ("gather", 1),

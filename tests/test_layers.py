@@ -1,6 +1,8 @@
 """Imports go downwards only."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import spore_dask
@@ -104,3 +106,9 @@ def test_pure_modules_know_no_io():
 def test_every_module_says_what_it_is():
     for path, _ in modules():
         assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+def test_no_public_name_brings_dask_arrays():
+    names = ", ".join(f"spore_dask.{name}" for name in spore_dask.__all__)
+    code = f"import sys, spore_dask; {names}; assert 'dask.array' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

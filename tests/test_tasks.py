@@ -34,15 +34,15 @@ def test_receipts_come_in_order_and_survive_a_failure(tmp_path, light):
 
 
 @pytest.mark.parametrize(
-    ("n_tasks", "n_workers", "size"),
-    [(19, 2, 10), (3, 2, 2), (40, 2, 10), (9000, 2, 16), (0, 2, 0), (7, 0, 7)],
+    ("n_tasks", "n_threads", "size"),
+    [(19, 2, 10), (3, 2, 2), (40, 2, 10), (9000, 2, 16), (0, 2, 0), (7, 1, 7)],
 )
-def test_batches_keep_every_worker_busy(n_tasks, n_workers, size):
+def test_batches_keep_every_worker_busy(n_tasks, n_threads, size):
     numbers = list(range(n_tasks))
-    batches = _batches(numbers, n_workers)
+    batches = _batches(numbers, n_threads)
     assert [number for batch in batches for number in batch] == numbers
     assert max(map(len, batches), default=0) == size <= MOST_IN_BATCH
-    assert len(batches) == n_tasks or len(batches) % max(1, n_workers) == 0
+    assert len(batches) == n_tasks or len(batches) % n_threads == 0
     assert size - min(map(len, batches), default=0) <= 1
 
 

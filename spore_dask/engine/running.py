@@ -45,6 +45,11 @@ class Engine:
         self._peaks: dict[str, int] = {}
         self._tasks = Peak()
 
+    @property
+    def n_threads(self) -> int:
+        """Tasks that are done at once: the threads of all workers when last looked at."""
+        return 1 if self._watch is None else self._watch.n_threads
+
     def run(
         self,
         stage: str,

@@ -103,4 +103,4 @@ def find_members(known, wanted):
         if low < end and known[low] == number:
             places[n_found] = low
             n_found += 1
-    return places[:n_found]
+    return places[:n_found].copy()  # those of many ranges are held at once

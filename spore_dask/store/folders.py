@@ -30,6 +30,8 @@ from spore_dask.threads import in_threads
 
 CHUNK_ROWS = 1 << 18
 """Rows of a chunk where one process writes all of them."""
+N_WRITERS = 4
+"""Threads that write chunks."""
 ROWS = "rows.json"
 """Says how the rows of an array lie in its chunks, as its Zarr metadata do, but checked."""
 
@@ -120,7 +122,7 @@ class Folder(PlainFolder):
         def write(first: int) -> None:
             target.write(first, rows[first : first + target.chunk_rows])
 
-        in_threads(write, range(0, len(rows), target.chunk_rows))
+        in_threads(write, range(0, len(rows), target.chunk_rows), N_WRITERS)
 
     def open_rows(self, name: str) -> RowArray:
         """Open what `create_rows` has created."""
