@@ -185,7 +185,7 @@ def speed(options: argparse.Namespace, folder: Path) -> None:
     if options.peer_python:
         peers.append(("spore-clustering exact", options.peer_python, AUTHOR, "exact", 1 / 5))
         peers.append(("spore-clustering default", options.peer_python, AUTHOR, "default", 1 / 20))
-    for _ in range(2):  # compiles what workers and this process need
+    for _ in range(6):  # compiles what any worker, and this process, may need
         fit(x[:20_000], n_workers=N_WORKERS)
     for i in range(options.runs):
         seconds = fit_once("workers of its own", source, folder / f"own-{i}", n_workers=N_WORKERS)
@@ -237,14 +237,11 @@ def scaling(options: argparse.Namespace, folder: Path) -> None:
 
 ESTIMATED = """
 import json, sys, time
-import numpy as np
 from spore_dask import fit
-from spore_dask.datasets import blobs_and_shapes
-n_columns = int(sys.argv[2])
-for knn in ("auto", "approximate"):
-    fit(blobs_and_shapes(20_000, n_columns, dtype=np.float32)[0], n_workers=2, knn=knn)
+source, out = sys.argv[1:]
+fit(source, out + "-before", n_workers=2)
 started = time.perf_counter()
-run = fit(sys.argv[1], n_workers=2, keep="all")
+run = fit(source, out, n_workers=2, keep="all")
 print(json.dumps({"seconds": time.perf_counter() - started, "stages": run.summary["stages"]}))
 """
 
@@ -252,14 +249,14 @@ print(json.dumps({"seconds": time.perf_counter() - started, "stages": run.summar
 def estimates(options: argparse.Namespace, folder: Path) -> None:
     """Compare what `estimate` says with what a fit then takes.
 
-    The fit has a process of its own, where small ones have loaded what is compiled, so that its
-    memory is not that of the estimate or of a case before.
+    The fit has a process of its own, so that its memory is not that of the estimate or of a case
+    before. Another one comes first, which compiles: estimates are without that.
     """
     farthest: dict[str, tuple[float, str]] = {}
     for n_points, n_columns in ((300_000, 2), (1_000_000, 2), (1_000_000, 8), (200_000, 64)):
         source = generate(folder / f"estimate{n_points}-{n_columns}.zarr", n_points, n_columns)
         said = estimate(source, n_workers=N_WORKERS)
-        command = [sys.executable, "-c", ESTIMATED, source, str(n_columns)]
+        command = [sys.executable, "-c", ESTIMATED, source, f"{source}-fit"]
         done = subprocess.run(command, check=True, capture_output=True)
         found = json.loads(done.stdout.splitlines()[-1])
         whole = Compared(said.seconds, found["seconds"], "s", 1)

@@ -128,8 +128,9 @@ def _span(span: Span, text: Any) -> str:
 def estimate(source: Any, out: Any = None, **options: Any) -> Estimate:
     """Say what `fit` would take in memory, disk and time with the same arguments.
 
-    Reads a few chunks and clusters a sample of them; writes nothing that stays. With a `client`,
-    give the `memory_limit` of its workers, and their number as `n_workers`.
+    Reads a few chunks and clusters a sample of them; writes nothing that stays. What the first fit
+    on a machine compiles, for up to a minute, is not counted. With a `client`, give the
+    `memory_limit` of its workers, and their number as `n_workers`.
 
     Parameters
     ----------
