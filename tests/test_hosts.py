@@ -107,9 +107,11 @@ def test_a_scheduler_that_comes_back_is_found_again(cluster, source, labels, tmp
             hand.wait(120)
             cluster.worker(cluster.address)
 
-    progress = At("neighbors", threading.Thread(target=restart, daemon=True).start)
+    restarting = threading.Thread(target=restart, daemon=True)
+    progress = At("neighbors", restarting.start)
     with dask.config.set({"distributed.comm.timeouts.connect": "120s"}):
         found = fit(source, tmp_path / "out", cluster.address, progress)
+    restarting.join()  # what it starts later would be left behind
     np.testing.assert_array_equal(found, labels)
     starts = [event.stage for event in progress.events if event.kind == "stage-start"]
     assert starts.count("neighbors") == 1
