@@ -21,14 +21,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from spore_dask import Graph, Params, build_graph, fit
+from spore_dask import Graph, Run, build_graph, fit
 from spore_dask.coordinates import working_coordinates
 from spore_dask.datasets import blobs_and_shapes
+from spore_dask.fitting import MOST_FRAGMENTS
 
 N_CHECKED = 2000
 N_THREADS = 2
@@ -407,45 +409,45 @@ def scaling(options: argparse.Namespace, folder: Path) -> None:
 
 
 def lengths(options: argparse.Namespace, folder: Path) -> None:
-    """Compare long rows for all points of an approximate graph with a second search for some."""
+    """Compare a second search, for fragments, with long rows for all points."""
     sources = {
         name: write_zarr(folder / f"{name}.zarr", load(options.data, name))
         for name in ("mnist", "fashion")
         if (options.data / f"{name}.npz").exists()
     }
     sources["200,000 x 64"] = generate(folder / "wide.zarr", 200_000, 64)
+    cases = [(source, "approximate", z) for source in sources for z in (50, 85)]
+    sources["30,000 x 64"] = generate(folder / "less.zarr", 30_000, 64)
+    cases += [("30,000 x 64", "exact", z) for z in (50, 85)]
     with cluster() as client:
-        for name, source in sources.items():
-            params = Params().resolve(zarr.open_array(source, mode="r").shape[0])
-            counts = params.expansion_neighbors, params.k
-            took: dict[int, list[tuple[float, float]]] = {k: [] for k in counts}
-            for i in range(options.runs + 1):  # the first loads what is compiled
-                for k in counts:
-                    out = folder / f"{name}-{k}-{i}"
-                    took[k].append(approximate_seconds(source, out, k, client))
-            run = fit(source, folder / f"{name}-fit", graph=out, client=client)
-            share = 1 - run.summary["n_skeleton"] / params.n_points
-            (short, _), (long, again) = (np.median(took[k][1:], axis=0) for k in counts)
+        for name, knn, z in cases:
+            said = []
+            for most, kind in ((1.0, "fragments apart"), (0.0, "long rows for all")):
+                with mock.patch.dict(MOST_FRAGMENTS, dict.fromkeys(MOST_FRAGMENTS, most)):
+                    runs = [
+                        fit(
+                            sources[name], folder / f"{name}-{knn}-{z}-{kind}-{i}", knn=knn,
+                            z_percentile=z, client=client,
+                        )
+                        for i in range(options.runs + 1)  # the first loads what is compiled
+                    ]  # fmt: skip
+                said.append(f"{kind} {search_costs(runs[1:])}")
+            share = 1 - runs[0].summary["n_skeleton"] / runs[0].summary["n_points"]
             print(
-                f"lengths    {name}: rows of {counts[0]} {short:.1f} s, of {counts[1]} "
-                f"{long:.1f} s: {long - short:+.1f} s; probes and rounds once more for the "
-                f"{share:.0%} that are fragments {share * again:.1f} s"
+                f"lengths    {name}, {knn}, z_percentile {z}, {share:.0%} are fragments:", end=" "
             )
+            print(*said, sep="; ", flush=True)
 
 
-def approximate_seconds(source: str, out: Path, k: int, client: Any) -> tuple[float, float]:
-    """Return how long an approximate search takes, and of that its probes and rounds."""
-    ended: dict[str, float] = {}
-
-    def watch(event: Any) -> None:
-        if event.kind == "stage-end":
-            ended[event.stage] = event.seconds
-
-    build_graph(source, out, k, knn="approximate", client=client, progress=watch)
-    before = ("scan", "pilot", "exchange", "partition", "copies")
-    searched = sum(seconds for step, seconds in ended.items() if step not in before)
-    again = (seconds for step, seconds in ended.items() if step.startswith(("probe", "join")))
-    return searched, sum(again)
+def search_costs(runs: list[Run]) -> str:
+    """Say how long equal fits searched for neighbours, and what that has left on disk."""
+    stages = [run.summary["stages"] for run in runs]
+    seconds = np.median(
+        [sum(each[s]["seconds"] for s in ("graph", "fragments")) for each in stages]
+    )
+    nbytes = sum(stages[0][stage]["nbytes"] for stage in ("graph", "fragments"))
+    recall = stages[0]["fragments"].get("recall", runs[0].summary["recall"]["sampled"])
+    return f"{seconds:.1f} s, {nbytes / 1e6:.0f} MB, recall {recall:.3f}"
 
 
 PARTS = {

@@ -112,7 +112,7 @@ def loads(size: Size) -> dict[str, Load]:
     n_partitions, n_shards = shape.n_partitions, shape.n_shards
     ranges, n_read = n_ranges(n_shards), size.n_input_tasks
     gathered = min(ranges, -(-size.n_fragments // shape.shard_rows))
-    steps = 1 if size.n_rounds is None else 7 + 3 * size.n_rounds
+    steps = 1 if size.n_rounds is None else 7 + 3 * size.n_rounds + (not size.has_long_rows)
     votes = shape.longest_k + 1
     found: dict[str, Load] = {
         "scan": Load(n_points * shape.n_columns, n_read, n_read),

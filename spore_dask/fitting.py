@@ -37,7 +37,7 @@ from spore_dask.graph import (
 from spore_dask.inputs import check_unchanged
 from spore_dask.jobs import Job
 from spore_dask.orders import Order
-from spore_dask.pilot import CELLS, EXACT
+from spore_dask.pilot import CELLS, EXACT, PROBES, PRODUCTS, PYNNDESCENT
 from spore_dask.plan import FitPlan, disk_free, refuse_disk
 from spore_dask.points import CACHE
 from spore_dask.runs import (
@@ -64,8 +64,8 @@ from spore_dask.stages.seeds import order_seeds
 from spore_dask.store import Folder, hash_of
 from spore_dask.tasks import MARKER, Receipt, Work, is_done, run_work
 
-MOST_FRAGMENTS = 1 / 3
-"""Share of fragments from which on all rows are searched with K neighbours at once."""
+MOST_FRAGMENTS = {CELLS: 1 / 3, PRODUCTS: 1 / 20, PROBES: 1 / 6, PYNNDESCENT: 1 / 6}
+"""Share of fragments up to which a second search, for them, costs less than longer rows for all."""
 LIBRARIES = ("numpy", "numba", "scipy", "scikit-learn", "pynndescent", "dask", "zarr")
 """What a result may depend on."""
 
@@ -169,7 +169,7 @@ class Fit:
         scanned = scan_source(self.engine, self.job.folder, plan)
         search = self._find_search(plan, scanned)
         plan = plan.exact() if search in EXACT else plan
-        if search != CELLS or not self._few_fragments(plan, scanned, search):
+        if not self._few_fragments(plan, scanned, search):
             plan = plan.whole()
         return plan, scanned, search
 
@@ -215,12 +215,14 @@ class Fit:
             graph_folder(self.job.folder, plan.whole(), scanned, search)
         ):
             return False
+        if search not in EXACT and 2 * plan.shape.longest_k > plan.shape.n_points:
+            return False  # an approximate row might not have enough behind it
         params = self.job.resolved
         pilot = functools.partial(cluster_sample, scanned, params)
         work = Work("pilot", pilot, [PILOT_POINTS], plan.memory()["driver"])
         folder = scanned.folder.child("pilot-" + hash_of(dataclasses.asdict(params)))
         share: float = run_work(self.engine, folder, work)[0]["share"]
-        return share <= MOST_FRAGMENTS
+        return share <= MOST_FRAGMENTS[search]
 
     def _density(self, graph: Graph, extent: float) -> Density:
         """Put the points in order."""
@@ -312,6 +314,8 @@ class Fit:
         spec = FragmentSpec(
             graph.points,
             rows,
+            graph.summary["search"],
+            graph.summary["found"].get("n_probes", 0),
             self.plan.shape,
             density.order,
             skeletons,

@@ -278,7 +278,6 @@ def _build(engine: Engine, folder: Folder, plan: Plan) -> str:
         scanned = scan_source(engine, folder, plan)
         search = choose_index(engine, plan, scanned)
         plan = plan.exact() if search in EXACT else plan
-        plan = plan if search == CELLS else plan.whole()
         check_disk(folder, plan, scanned, search, is_new=is_new)
         graph = search_graph(engine, folder, plan, scanned, search)
     folder.write_json(POINTER, {"name": graph.name})
@@ -385,7 +384,7 @@ def search_graph(engine: Engine, folder: Folder, plan: Plan, scanned: Scan, sear
             "n_points": plan.shape.n_points,
             "k": plan.shape.k,
             "longest_k": plan.shape.longest_k,
-            "n_longer": found.get("n_longer", [0] * plan.shape.n_shards),
+            "n_longer": found["n_longer"],
             "shard_rows": plan.shape.shard_rows,
             "dtype": points.dtype,
             "points": points.folder.name,

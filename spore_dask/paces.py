@@ -102,7 +102,7 @@ def n_lists(stage: str, size: Size) -> int:
     return {
         "scan": 1,
         "points": 3,
-        "graph": 1 if n_rounds is None else 6 + 3 * n_rounds,
+        "graph": 1 if n_rounds is None else 6 + 3 * n_rounds + (not size.has_long_rows),
         "density": 3,
         "fragments": 2,
     }[stage]

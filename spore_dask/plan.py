@@ -157,7 +157,7 @@ class Plan:
 
     @property
     def _planned_shape(self) -> Shape:
-        """The sizes of the graph, as far as options tell: rows of approximate searches are long."""
+        """The sizes of the graph, as far as options tell: approximate rows may be long."""
         approximate = self.options.knn == "approximate" or self.options.knn_index == "pynndescent"
         return self._largest_shape if approximate and self.may_approximate else self.shape
 
@@ -183,7 +183,8 @@ class Plan:
         }
         if self.may_approximate:
             approximate = memory.approximate_nbytes(self._largest_shape)
-            projected["neighbors"] = max(projected["neighbors"], approximate)
+            extended = memory.extend_nbytes(self.shape)
+            projected["neighbors"] = max(projected["neighbors"], approximate, extended)
         return projected
 
     @property
@@ -202,10 +203,7 @@ class Plan:
         return self.shape if self.by_cells else self.whole().shape
 
     def whole(self) -> Self:
-        """Return the plan of the graph in which all rows are as long as the longest.
-
-        Only the cells of k-d trees search some points of a shard and no others.
-        """
+        """Return the plan of the graph in which all rows are as long as the longest."""
         return dataclasses.replace(
             self, shape=dataclasses.replace(self.shape, k=self.shape.longest_k)
         )
@@ -271,10 +269,16 @@ class FitPlan(Plan):
             "driver": max(before["driver"], driver),
             "density": memory.density_nbytes(shape),
             "expand": memory.coordinator_nbytes(shape),
-            "fragments": memory.fragments_nbytes(
-                self.known or self.shape, shape.longest_k, memory.most_in_range(shape)
-            ),
+            "fragments": self._fragments_nbytes(shape),
         }
+
+    def _fragments_nbytes(self, shape: Shape) -> int:
+        """Return what a process takes for rows of fragments, searched, extended or cut."""
+        graph = self.known or self.shape
+        found = memory.fragments_nbytes(graph, shape.longest_k, memory.most_in_range(shape))
+        if graph.k < graph.longest_k and (self.may_approximate or self.known is not None):
+            found = max(found, memory.extend_nbytes(graph))
+        return found
 
     @property
     def disk_nbytes(self) -> int:

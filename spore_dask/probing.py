@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -209,13 +209,16 @@ class Probes:
     """Number of the first cell of each of these, and the number of cells."""
 
 
-def choose_probes(index: Index, home: int, n_probes: int, width: int) -> Probes:
-    """Choose the cells that each point of a partition probes."""
-    own, full = index.part(home), full_partitions(index)
+def choose_probes(index: Index, home: int, own: Part, n_probes: int, n_wanted: int) -> Probes:
+    """Choose the cells that each point of a partition, or of some of it, probes.
+
+    They hold `n_wanted` other points at least.
+    """
+    full = full_partitions(index)
     starts = [index.starts(p) for p in full]
     first_cells = np.cumsum([0, *(len(each) - 1 for each in starts)])
     n_cells = int(first_cells[-1])
-    fewest = probes.fewest_probes(np.concatenate([np.diff(each) for each in starts]), width)
+    fewest = probes.fewest_probes(np.concatenate([np.diff(each) for each in starts]), n_wanted)
     n_probes = min(n_cells, max(n_probes, fewest))
     n_near = min(n_cells, NEAR_CELLS + NEAR_FACTOR * n_probes)
     home_first = sorted(enumerate(full), key=lambda place: place[1] != home)
@@ -237,14 +240,24 @@ def choose_probes(index: Index, home: int, n_probes: int, width: int) -> Probes:
 
 def probe(index: Index, home: int, n_probes: int, width: int) -> Lists:
     """Make the lists of one partition from the cells that its points probe."""
-    own, full = index.part(home), full_partitions(index)
-    chosen = choose_probes(index, home, n_probes, width)
+    own = index.part(home)
+    known = np.empty((len(own.points), 0), number_dtype(int(index.firsts[-1])))
+    return probe_beside(index, home, own, known, n_probes, width)
+
+
+def probe_beside(
+    index: Index, home: int, own: Part, known: NDArray[np.integer], n_probes: int, width: int
+) -> Lists:
+    """Make lists of a partition, or of some of it, from cells, without what is known already.
+
+    `known` (n, any) has the numbers that each point does not take, beside its own.
+    """
+    full = full_partitions(index)
+    chosen = choose_probes(index, home, own, n_probes, width + known.shape[1])
     first_cells = chosen.first_cells
     probers, starts = probes.group_probers(chosen.cells, int(first_cells[-1]))
-    numbers = number_dtype(int(index.firsts[-1]))
-    lists = new_lists(len(own.points), width, own.points.dtype, numbers)
-    buffers = new_buffers(len(own.points), width, own.points.dtype, numbers)
-    known = np.empty((len(own.points), 0), numbers)
+    lists = new_lists(len(own.points), width, own.points.dtype, known.dtype)
+    buffers = new_buffers(len(own.points), width, own.points.dtype, known.dtype)
     # Home first: that rules out most of the rest.
     for i, p in sorted(enumerate(full), key=lambda place: place[1] != home):
         here = starts[first_cells[i] : first_cells[i + 1] + 1]
@@ -261,7 +274,7 @@ def descend(index: Index, home: int, n_probes: int, width: int, seed: int) -> Li
     Others come by whole cells, those that most of its points would probe first.
     """
     own = index.part(home)
-    numbers, points = _with_overlap(index, home, choose_probes(index, home, n_probes, width))
+    numbers, points = _with_overlap(index, home, choose_probes(index, home, own, n_probes, width))
     places = _run_descent(points, width, seed)[: len(own.points)]
     found = np.where(places < 0, -1, numbers[places]).astype(number_dtype(int(index.firsts[-1])))
     found[found == own.first + np.arange(len(found))[:, None]] = -1
@@ -328,34 +341,52 @@ def join_partition(
     index: Index, home: int, lists: Lists, heads_of: HeadsOf, effort: Effort
 ) -> Lists:
     """Return lists of one partition that have met the neighbours of their neighbours."""
-    own = index.part(home)
     joined = Lists(*(array.copy() for array in lists))
+    for cells, rows in passes(index.part(home)):
+        here = Lists(*(array[rows] for array in joined))
+        near = here.numbers[:, : effort.n_near]
+        start = Start(near, here.fresh, here.numbers.copy())
+        join_cells(index, cells, here, start, heads_of, effort)
+    return joined
+
+
+def passes(own: Part) -> Iterator[tuple[Part, slice]]:
+    """Part the cells of a partition among passes; return those of each, and their points."""
     for first in range(0, len(own.centers), CELLS_PER_PASS):
         starts = own.starts[first : first + CELLS_PER_PASS + 1]
         rows = slice(int(starts[0]), int(starts[-1]))
         centers = own.centers[first : first + CELLS_PER_PASS]
-        cells = Part(own.first + rows.start, own.points[rows], starts - starts[0], centers)
-        _join_cells(index, cells, Lists(*(array[rows] for array in joined)), heads_of, effort)
-    return joined
+        yield Part(own.first + rows.start, own.points[rows], starts - starts[0], centers), rows
 
 
-def _join_cells(index: Index, own: Part, lists: Lists, heads_of: HeadsOf, effort: Effort) -> None:
-    """Offer neighbours of neighbours to the lists of some cells, and change them."""
-    wanted, middles = np.unique(lists.numbers[:, : effort.n_near], return_inverse=True)
+class Start(NamedTuple):
+    """What some points look for neighbours of neighbours from."""
+
+    near: NDArray[np.integer]
+    """(n, any): the neighbours whose own are followed."""
+    fresh: NDArray[np.bool_]
+    """(n, at least as many): which of them have not been before."""
+    known: NDArray[np.integer]
+    """(n, any): numbers that are not offered, among them those in the lists."""
+
+
+def join_cells(
+    index: Index, own: Part, lists: Lists, start: Start, heads_of: HeadsOf, effort: Effort
+) -> None:
+    """Offer neighbours of neighbours to the lists of the points of some cells, and change them."""
+    wanted, middles = np.unique(start.near, return_inverse=True)
+    heads = heads_of(wanted, effort.n_heads)
     candidates, starts = joins.cell_candidates(
-        lists,
-        own.starts,
-        middles.reshape(len(lists.numbers), -1),
-        *heads_of(wanted, effort.n_heads),
-        effort.n_candidates,
+        start.fresh, own.starts, middles.reshape(start.near.shape), *heads, effort.n_candidates
     )
     n_rows, width = lists.numbers.shape
     buffers = new_buffers(n_rows, width, lists.squares.dtype, lists.numbers.dtype)
     joins.open_lists(lists, buffers)
-    known = lists.numbers.copy()
     for p in partitions_of(index, candidates):
         part = index.part(p)
-        joins.join_part(own, candidates, starts, part.points, part.first, known, buffers)
+        joins.join_part(
+            own, candidates, starts, part.points, part.first, start.known, buffers, width
+        )
     joins.close_lists(buffers, lists)
 
 
@@ -368,7 +399,7 @@ def partitions_of(index: Index, numbers: NDArray[np.integer]) -> list[int]:
 
 
 def measure_rows(
-    index: Index, home: int, numbers: NDArray[np.integer], rows: slice
+    index: Index, home: int, numbers: NDArray[np.integer], rows: slice | NDArray[np.int64]
 ) -> tuple[NDArray[np.integer], NDArray[np.floating]]:
     """Return numbers and direct distances of lists, by (distance, input row); -1 comes last.
 

@@ -1,20 +1,39 @@
-"""Exact rows of points on disk, all of a shard or some of them, by the cells of k-d trees.
+"""Exact rows of points on disk, all of a shard or some of them, by cells or by products.
 
-Reads partitions in cells, each as its box comes within reach. Writes nothing: fills rows at hand.
-Memory: the rows, a partition and one other, the cache of others, and the buffers of one block.
+Reads partitions in the cells of k-d trees, each as its box comes within reach, or all of them.
+Writes nothing: fills rows at hand.
+Memory: the rows, a partition and one other, the cache of others, and the buffers of one block, or
+of the queries of one pass.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
-from spore_dask.exact import Block, Others, block_buffers, blocks, search_block
-from spore_dask.kernels.nearest import Buffers, finish
+from spore_dask.exact import (
+    Block,
+    Others,
+    block_buffers,
+    blocks,
+    centre,
+    compare_block,
+    search_block,
+)
+from spore_dask.kernels.cells import points_of
+from spore_dask.kernels.nearest import Buffers, finish, new_buffers
+from spore_dask.memory import QUERIES
 from spore_dask.points import Points
 from spore_dask.shards import Entries, new_entries
 
 Numbers = NDArray[np.int64]
+Search = Callable[..., int]
+"""`search_points` or `compare_points`."""
+QUERIES_PER_PASS = QUERIES
+"""Points that are compared with all others while each partition is read once."""
+QUERIES_PER_PRODUCT = 256
 
 
 def search_points(
@@ -42,7 +61,48 @@ def search_points(
         here = slice(ends[p], ends[p + 1])
         n_compared += _search_partition(points, p, numbers[here], into, places[here])
     copies = slice(ends[-1], len(numbers))
-    return n_compared + share_with_copies(points, numbers[copies], into, places[copies])
+    return n_compared + _share_with_copies(
+        search_points, points, numbers[copies], into, places[copies]
+    )
+
+
+def compare_points(
+    points: Points, numbers: Numbers, into: Entries, places: Numbers | None = None
+) -> int:
+    """Fill the rows of some points like `search_points`, by comparing them with all points."""
+    places = np.arange(len(numbers)) if places is None else places
+    ends = np.searchsorted(numbers, points.firsts)
+    for p in np.flatnonzero(np.diff(ends)).tolist():
+        for first in range(ends[p], ends[p + 1], QUERIES_PER_PASS):
+            here = slice(first, min(first + QUERIES_PER_PASS, ends[p + 1]))
+            _compare_with_all(points, p, numbers[here], into, places[here])
+    n_compared = int(ends[-1]) * int(points.firsts[-1]) * points.n_columns
+    copies = slice(ends[-1], len(numbers))
+    return n_compared + _share_with_copies(
+        compare_points, points, numbers[copies], into, places[copies]
+    )
+
+
+def _compare_with_all(
+    points: Points, p: int, numbers: Numbers, into: Entries, places: Numbers
+) -> None:
+    """Fill the rows of some points of a partition."""
+    low, high = points.range()
+    center = low + (high - low) / 2
+    cells, here = points.cells(p), numbers - points.firsts[p]
+    queries = centre(points_of(cells)[here], cells.rows[here], int(numbers[0]), center)
+    own = numbers.astype(cells.rows.dtype)
+    parts = [slice(i, i + QUERIES_PER_PRODUCT) for i in range(0, len(own), QUERIES_PER_PRODUCT)]
+    buffers = [
+        new_buffers(len(own[part]), into.k, queries.points.dtype, own.dtype) for part in parts
+    ]
+    for other in np.flatnonzero(points.sizes() > 0).tolist():
+        cells = points.cells(other)
+        others = centre(points_of(cells), cells.rows, cells.first, center)
+        for part, buffer in zip(parts, buffers, strict=True):
+            compare_block(queries.part(part.start, part.stop), own[part], others, into.k, buffer)
+    for part, buffer in zip(parts, buffers, strict=True):
+        fill_rows(buffer, np.arange(len(own[part])), into, places[part])
 
 
 def _search_partition(
@@ -84,20 +144,27 @@ def fill_rows(buffers: Buffers, queries: Numbers, into: Entries, places: Numbers
         raise RuntimeError("a row of the neighbour graph is not full")
 
 
-def share_with_copies(points: Points, copies: Numbers, into: Entries, places: Numbers) -> int:
+def _share_with_copies(
+    search: Search, points: Points, copies: Numbers, into: Entries, places: Numbers
+) -> int:
     """Fill the rows of some copies of heavy points with the neighbours of their leaders.
 
-    Takes and returns what `search_points` does; each leader is searched once.
+    Takes and returns what a search does; each leader is searched once.
     """
-    if not len(copies):
-        return 0
     n_compared = 0
-    for leader, run in points.copies_in(int(copies[0]), int(copies[-1]) + 1):
-        here = places[slice(*np.searchsorted(copies, run))]
-        if len(here):
-            number = np.array([leader])
-            row = new_entries(number, points.n_points, into.k, points.dtype)
-            n_compared += search_points(points, number, row)
-            into.neighbors[here, 1:] = row.neighbors[0, 1:]
-            into.distances[here, 1:] = row.distances[0, 1:]
+    for leader, run in leaders_of(points, copies):
+        number = np.array([leader])
+        row = new_entries(number, points.n_points, into.k, points.dtype)
+        n_compared += search(points, number, row)
+        into.neighbors[places[run], 1:] = row.neighbors[0, 1:]
+        into.distances[places[run], 1:] = row.distances[0, 1:]
     return n_compared
+
+
+def leaders_of(points: Points, copies: Numbers) -> Iterator[tuple[int, slice]]:
+    """Return the leaders of some copies, ascending, and where the copies of each are."""
+    if len(copies):
+        for leader, run in points.copies_in(int(copies[0]), int(copies[-1]) + 1):
+            here = slice(*np.searchsorted(copies, run).tolist())
+            if here.start < here.stop:
+                yield leader, here

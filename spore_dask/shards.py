@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spore_dask.exact import number_dtype
-from spore_dask.memory import Shape
+from spore_dask.memory import BUFFERS_NBYTES, PAGE_ROWS, Shape
 from spore_dask.store import Folder, RowFiles
 from spore_dask.threads import scratch
 
@@ -162,6 +162,13 @@ class GraphRows:
             n_longer=np.array(summary["n_longer"], np.int64),
         )
 
+    @classmethod
+    def of_shape(cls, folder: Folder, shape: Shape, dtype: str) -> GraphRows:
+        """Return the rows of a graph none of which are longer yet."""
+        none = np.zeros(shape.n_shards, np.int64)
+        sizes = shape.n_points, shape.k, shape.longest_k
+        return cls(folder, *sizes, dtype, shape.shard_rows, none)
+
     @property
     def n_shards(self) -> int:
         """Number of shards."""
@@ -180,6 +187,29 @@ class GraphRows:
 
     def _dtype(self, name: str) -> np.dtype[Any]:
         return np.dtype(self.dtype) if name == "distances" else number_dtype(self.n_points)
+
+    def fill(
+        self,
+        shard: int,
+        numbers: NDArray[np.int64],
+        into: Entries,
+        places: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Begin the rows of some points of a shard, ascending, with as much as there is of them.
+
+        `places` tells which row each point has; default: one after another.
+        """
+        places = np.arange(len(numbers)) if places is None else places
+        for name, rows in into._asdict().items():
+            array = self.array(name)
+            first, last = self.span(shard)
+            step = PAGE_ROWS * max(1, BUFFERS_NBYTES // (PAGE_ROWS * array.row_nbytes))
+            for low in range(first, last, step):
+                high = min(low + step, last)
+                here = slice(*np.searchsorted(numbers, (low, high)))
+                if len(numbers[here]):
+                    found = array.read(low, high)[numbers[here] - low, : into.k + 1]
+                    rows[places[here], : found.shape[1]] = found
 
     def longer_array(self, name: str) -> RowFiles:
         """Return "points", "neighbors" or "distances" of the longer rows of all shards."""

@@ -19,13 +19,19 @@ from spore_dask.tasks import Receipt
 
 PILOT_POINTS = 1 << 13
 PILOT_NBYTES = 64 << 20
-"""Points that are clustered to tell the share of fragments, and bytes of their rows."""
+PILOT_COORDINATES = 1 << 32
+LEAST_POINTS = 1024
+"""Points that are clustered to tell the share of fragments, the bytes of their rows, and the
+coordinates of all pairs of them; and points at the least."""
 
 
 def cluster_sample(scanned: Scan, params: ResolvedParams, n_points: int) -> Receipt:
     """Cluster some of the sample; return the share of fragments before reassignment."""
-    n_points = min(n_points, max(1024, PILOT_NBYTES // (24 * (params.k + 1))))
     sample = scanned.sample()
+    most = min(
+        PILOT_NBYTES // (24 * (params.k + 1)), math.isqrt(PILOT_COORDINATES // sample.shape[1])
+    )
+    n_points = min(n_points, max(LEAST_POINTS, most))
     sample = np.ascontiguousarray(sample[:: max(1, len(sample) // n_points)][:n_points])
     n_points = len(sample)
     size, most = params.min_cluster_size, n_points - 1

@@ -157,6 +157,17 @@ def neighbor_rows(points: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     return neighbors, distances
 
 
+def behind_row(
+    points: np.ndarray, head: list[int], n_more: int
+) -> tuple[list[int], list[np.floating]]:
+    """Return what comes behind a row that may have missed some, by (distance, id)."""
+    near = distances_from(points, head[0])
+    last = near[head[-1]], head[-1]
+    others = sorted((near[j], j) for j in range(len(points)) if j != head[0])
+    behind = [pair for pair in others if pair > last][:n_more]
+    return [j for _, j in behind], [distance for distance, _ in behind]
+
+
 def distances_from(points: np.ndarray, i: int) -> np.ndarray:
     """Return the distance of every point from point i, each step rounded in the points' dtype."""
     total = np.zeros(len(points), dtype=points.dtype)

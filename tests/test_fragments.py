@@ -12,7 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spore_dask import ParameterError, build_graph, exact, memory, shards, stages
+from spore_dask import (
+    Graph,
+    ParameterError,
+    Params,
+    build_graph,
+    cluster_graph,
+    exact,
+    fit,
+    fitting,
+    memory,
+    shards,
+    stages,
+)
 from spore_dask import fragments as fragment_rows
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.engine import open_engine
@@ -21,10 +33,11 @@ from spore_dask.graph import build_with
 from spore_dask.kernels import cells
 from spore_dask.kernels.order import find_members
 from spore_dask.orders import Order
+from spore_dask.pilot import CELLS
 from spore_dask.plan import Options
 from spore_dask.points import BOXES, CACHE, Points
 from spore_dask.search import neighbor_rows
-from spore_dask.searching import search_points
+from spore_dask.searching import compare_points, search_points
 from spore_dask.shards import new_entries
 from spore_dask.stages.fragments import FragmentSpec, gather_fragments
 from spore_dask.store import Folder
@@ -167,15 +180,54 @@ def test_no_row_is_longer_where_there_are_no_copies(tmp_path):
     assert not (tmp_path / graph.name / "longer").exists()
 
 
-def test_by_products_every_row_is_as_long_as_the_longest(tmp_path):
+@functools.cache
+def cube():
+    """Points where boxes prune nothing, with copies, and their true rows."""
     x = np.random.default_rng(0).random((5000, 60)).astype(np.float32)
     x[:200] = x[0]
+    return x, neighbor_rows(x, LONGEST, "exact")
+
+
+def test_longer_rows_by_products(tmp_path):
+    x, rows = cube()
     options = Options(HEAD, knn="exact", n_partitions=3, longest_k=LONGEST)
     graph = build_with(options, x, tmp_path, n_workers=0)
     assert graph.summary["search"] == "products with all points"
-    assert (graph.k, graph.graph_rows.longest_k) == (LONGEST, LONGEST)
-    rows = neighbor_rows(x, LONGEST, "exact")
-    assert_head_and_longer(graph, LONGEST, rows.neighbors, rows.distances)
+    assert (graph.k, graph.graph_rows.longest_k) == (HEAD, LONGEST)
+    assert_head_and_longer(graph, HEAD, rows.neighbors, rows.distances)
+
+
+def test_comparing_some_points_equals_comparing_all(tmp_path, monkeypatch):
+    monkeypatch.setattr("spore_dask.searching.QUERIES_PER_PASS", 300)
+    x, rows = cube()
+    graph = build_graph(x, tmp_path, LONGEST, knn="exact", n_partitions=3, n_workers=0)
+    numbers = np.flatnonzero(np.random.default_rng(1).random(5000) < 0.2)
+    places = np.random.default_rng(2).permutation(len(numbers))
+    found = new_entries(np.empty(len(numbers), int), 5000, LONGEST, np.float32)
+    found.neighbors[places, 0] = numbers
+    points = points_on_disk(graph)
+    n_compared = compare_points(points, numbers, found, places)
+    CACHE.clear()
+    n_searched = int((numbers < points.firsts[-1]).sum())
+    assert n_compared >= n_searched * int(points.firsts[-1]) * 60
+    row_of = np.asarray(graph.rows[...])
+    in_rows = row_of[found.neighbors[places]]
+    np.testing.assert_array_equal(in_rows, rows.neighbors[row_of[numbers]])
+    np.testing.assert_array_equal(found.distances[places], rows.distances[row_of[numbers]])
+
+
+@pytest.mark.parametrize(("share", "in_two"), [(0.04, True), (0.06, False)])
+def test_fragments_by_products(tmp_path, monkeypatch, share, in_two):
+    monkeypatch.setattr(fitting, "cluster_sample", lambda *_: {"share": share})
+    x, _ = cube()
+    run = fit(x, tmp_path, knn="exact", n_partitions=3, n_workers=0)
+    resolved = Params().resolve(len(x))
+    graph = Graph(*run.graph)
+    assert graph.summary["search"] == "products with all points"
+    assert graph.k == (resolved.expansion_neighbors if in_two else resolved.k)
+    assert (run.summary["stages"]["fragments"]["coordinates_compared"] > 0) == in_two
+    rows = neighbor_rows(x, resolved.k, "exact")
+    np.testing.assert_array_equal(run.labels[...], cluster_graph(rows.neighbors, rows.distances, x))
 
 
 @pytest.mark.parametrize("longest_k", [HEAD - 1, 3000])
@@ -244,6 +296,8 @@ class Case:
         return FragmentSpec(
             points=points_on_disk(graph),
             graph=graph.graph_rows,
+            search=graph.summary["search"],
+            n_probes=0,
             shape=self.shape,
             order=self.stored_order,
             skeletons=skeletons,
@@ -422,7 +476,7 @@ def test_peak_memory_is_within_the_projections(tmp_path):
     write_skeletons(folder, np.ones(len(x), bool), rows.shard_rows)
     needs = memory.fragments_nbytes(shape, longest_k, len(x) // 4)
     spec = FragmentSpec(
-        points_on_disk(graph), rows, shape, order, folder, longest_k, cache_nbytes, needs
+        points_on_disk(graph), rows, CELLS, 0, shape, order, folder, longest_k, cache_nbytes, needs
     )
     with open_engine(n_workers=2) as engine:
         fragments = gather_fragments(engine, folder.child("fragments"), spec, LARGE)

@@ -65,6 +65,9 @@ KILLS = {
         ("join-1", 2), ("edges-1", 2), ("merge-1", 2),
         ("join-2", 2), ("edges-2", 2), ("merge-2", 2), ("finish", 2),
     ]),
+    "extended rows": (WIDE, APPROXIMATE | {"z": 5.0}, [
+        ("finish", 2), ("longer", 2), ("fragments", 2), ("gather", 0), ("publish", 1),
+    ]),
 }  # fmt: skip
 """For each fit its data and options, and where it is killed, one after another: the stage, and its
 tasks that are done by then."""

@@ -86,4 +86,6 @@ def test_what_workers_add():
 
 def test_lists_of_tasks():
     assert [n_lists(s, SIZE) for s in ("scan", "points", "graph", "fragments")] == [1, 3, 1, 2]
-    assert n_lists("graph", dataclasses.replace(SIZE, n_rounds=2)) == 12
+    assert n_lists("graph", dataclasses.replace(SIZE, n_rounds=2)) == 13
+    long = dataclasses.replace(SIZE.shape, k=SIZE.shape.longest_k)
+    assert n_lists("graph", dataclasses.replace(SIZE, n_rounds=2, shape=long)) == 12

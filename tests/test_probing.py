@@ -193,7 +193,8 @@ def test_candidates_are_the_distinct_neighbours_of_neighbours():
     heads = np.ascontiguousarray(lists.numbers[:, :4])
     fresh_heads = np.ascontiguousarray(lists.fresh[:, :4])
     middles = np.ascontiguousarray(lists.numbers[:, :3])
-    found, found_starts = joins.cell_candidates(lists, starts, middles, heads, fresh_heads, 1000)
+    known = lists.fresh, starts, middles, heads, fresh_heads
+    found, found_starts = joins.cell_candidates(*known, 1000)
     for cell in range(3):
         expected = {
             heads[middle, j]
@@ -205,7 +206,7 @@ def test_candidates_are_the_distinct_neighbours_of_neighbours():
         mine = found[found_starts[cell] : found_starts[cell + 1]].tolist()
         assert len(mine) == len(expected)
         assert set(mine) == expected
-    few, few_starts = joins.cell_candidates(lists, starts, middles, heads, fresh_heads, 5)
+    few, few_starts = joins.cell_candidates(*known, 5)
     assert np.diff(few_starts).max() == 5
     np.testing.assert_array_equal(few[:5], found[:5])
 

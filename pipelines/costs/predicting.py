@@ -49,13 +49,18 @@ class Case:
 
     @property
     def shape(self) -> Shape:
-        """The sizes of the graph; only an exact search makes rows for fragments later."""
+        """The sizes of the graph; approximate rows are taken to be long, which they may be."""
+        shape = self.short_shape
+        return shape if self.exact else dataclasses.replace(shape, k=shape.longest_k)
+
+    @property
+    def short_shape(self) -> Shape:
+        """The sizes of a graph that gets rows for fragments later."""
         params = self.params
         head = max(params.density_neighbors, params.expansion_neighbors)
-        shape = memory.shape_of(
+        return memory.shape_of(
             self.n_points, self.n_columns, ITEMSIZE, head, longest_k=max(head, params.k)
         )
-        return shape if self.exact else dataclasses.replace(shape, k=shape.longest_k)
 
     @property
     def input_shape(self) -> InputShape:
@@ -133,9 +138,12 @@ def memory_of(case: Case) -> dict[str, int]:
     by_cells = case.n_columns <= plan.FEW_COLUMNS
     largest = shape if by_cells else dataclasses.replace(shape, k=shape.longest_k)
     searches = [memory.neighbors_nbytes(shape), memory.neighbors_nbytes(largest)]
-    if not case.exact:
-        searches.append(memory.approximate_nbytes(largest))
     in_range = memory.most_in_range(largest)
+    later = [memory.fragments_nbytes(shape, shape.longest_k, in_range)]
+    if not case.exact:
+        extended = memory.extend_nbytes(case.short_shape)
+        searches += [memory.approximate_nbytes(largest), extended]
+        later.append(extended)
     driver = memory.driver_nbytes(data, shape, not case.exact)
     return {
         "driver": max(driver, memory.density_driver_nbytes(largest)),
@@ -145,7 +153,7 @@ def memory_of(case: Case) -> dict[str, int]:
         "neighbors": max(searches),
         "density": memory.density_nbytes(largest),
         "expand": memory.coordinator_nbytes(largest),
-        "fragments": memory.fragments_nbytes(shape, shape.longest_k, in_range),
+        "fragments": max(later),
     }
 
 

@@ -85,17 +85,17 @@ def _in_list(numbers, row, number):
 
 
 @kernel
-def cell_candidates(lists, starts, middles, heads, fresh_heads, most):
+def cell_candidates(fresh, starts, middles, heads, fresh_heads, most):
     """Collect the neighbours of neighbours of the points of each home cell.
 
     Parameters
     ----------
-    lists : Lists
-        Of the home shard.
+    fresh : bool array (R, at least a)
+        For the neighbours of each point of the home shard, whether they were not followed before.
     starts : integer array
         Where each home cell starts among its points, and the end.
     middles : integer array (R, a)
-        For the first entries of each list, the row of `heads` with their own lists.
+        For these neighbours, the row of `heads` with their own lists.
     heads : integer array (any, b)
         First entries of lists.
     fresh_heads : bool array (any, b)
@@ -112,7 +112,6 @@ def cell_candidates(lists, starts, middles, heads, fresh_heads, most):
     -----
     Two entries that are both not fresh have been followed before, and are passed over.
     """
-    fresh = lists.fresh
     table = np.empty(_table_size(most), heads.dtype)
     candidates = np.empty((starts.size - 1) * most, heads.dtype)
     candidate_starts = np.zeros(starts.size, np.int64)
@@ -171,7 +170,7 @@ def open_lists(lists, buffers):
 
 
 @kernel
-def join_part(home, candidates, candidate_starts, points, first_point, known, buffers):
+def join_part(home, candidates, candidate_starts, points, first_point, known, buffers, width):
     """Offer to the points of each home cell its candidates among the points of one partition.
 
     Parameters
@@ -183,10 +182,12 @@ def join_part(home, candidates, candidate_starts, points, first_point, known, bu
     points : array (n, D)
         Points of the partition, numbered from `first_point` on.
     first_point : int
-    known : integer array (R, width)
-        Numbers in the lists of the home shard.
+    known : integer array (R, any)
+        Numbers that are not offered, among them those in the lists of the home shard.
     buffers : Buffers
         Filled by `open_lists`.
+    width : int
+        Length of the lists.
     """
     first, home_points, starts, centers = home
     n_columns = points.shape[1]
@@ -218,7 +219,6 @@ def join_part(home, candidates, candidate_starts, points, first_point, known, bu
                 right[j - begin, n_columns] *= -0.5
             multiply(left, size, right, end - begin, products)
             numbers = here[begin:end]
-            width = known.shape[1]
             screen(
                 products,
                 left,

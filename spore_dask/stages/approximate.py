@@ -3,9 +3,10 @@
 Steps, each a list of tasks with one partition (or shard) each: the truth of a sample; lists from
 the cells that points probe; then rounds, in which edges are offered to their other ends (through
 files with a bucket for each partition) and neighbours of neighbours are measured; at last direct
-distances, written as shards of the graph. Rounds go on until the recall of the sample reaches the
-target or hardly grows.
-Reads the points; writes `neighbors`, `distances` and `rows`.
+distances, written as shards of the graph, and where longer rows are asked for, those of points that
+have copies. Rounds go on until the recall of the sample reaches the target or hardly grows.
+Reads the points; writes `neighbors`, `distances` and `rows`, `longer/`, and what is known of the
+sample.
 Memory: one partition and one other, the lists of the first with their buffers and candidates, the
 first entries of the lists of its neighbours, and the cache.
 """
@@ -22,15 +23,27 @@ from numpy.typing import NDArray
 
 from spore_dask import probing
 from spore_dask.engine import Engine
+from spore_dask.extending import extend_points
 from spore_dask.kernels import joins
 from spore_dask.kernels.probes import Lists
 from spore_dask.memory import Shape
 from spore_dask.orders import end_exchange, keep_counts, places_of, plan_exchange
 from spore_dask.points import CACHE, Points
 from spore_dask.recall import sampled_recall
-from spore_dask.shards import Shard, create_graph, empty_shard, new_shard, write_shard
+from spore_dask.shards import (
+    GraphRows,
+    Longer,
+    Shard,
+    create_graph,
+    empty_shard,
+    new_entries,
+    new_shard,
+    write_longer,
+    write_shard,
+)
 from spore_dask.store import Folder, RowFiles
 from spore_dask.tasks import Receipt, Work, run_stage, run_work
+from spore_dask.truths import Truth, has_truth, read_truth, write_truth
 
 SAMPLED_POINTS = 512
 """Points that are searched exactly; their recall decides on rounds, and is reported."""
@@ -91,21 +104,30 @@ class Run:
         shards = range(self.spec.shape.n_shards)
         run_work(self.engine, self.folder, Work("finish", finish, shards, self.spec.needs_nbytes))
         self.folder.remove(f"merged-{number}")
-        return {"n_probes": n_probes, "n_rounds": number, "recall": recall, "error": error}
+        found = {"n_probes": n_probes, "n_rounds": number, "recall": recall, "error": error}
+        return found | {"n_longer": self._lengthen(n_probes)}
+
+    def _lengthen(self, n_probes: int) -> list[int]:
+        """Write the longer rows of points that have copies; return how many each shard has."""
+        shape = self.spec.shape
+        if shape.longest_k == shape.k:
+            return [0] * shape.n_shards
+        longer = functools.partial(_longer, self.spec, self.folder, n_probes)
+        work = Work("longer", longer, range(shape.n_shards), self.spec.needs_nbytes)
+        return [r["n_longer"] for r in run_work(self.engine, self.folder, work)]
 
     def _begin(self) -> int:
         """Search the sample exactly; return how many cells each point is to probe."""
-        if not self.folder.exists("truth.npy"):
+        if not has_truth(self.folder):
             self.each("draw", _draw)
             drawn = [self.folder.child("drawn").read_array(str(p)) for p in self.full]
             self.folder.write_array("sample", np.concatenate(drawn))
             self.each("truth", _meet_all)
             best = self._nearest()
-            sample = self.folder.read_array("sample")
-            ranks = probing.probe_ranks(self.spec.points, sample, best.numbers)
+            sample, k = self.folder.read_array("sample"), self.spec.shape.k
+            ranks = probing.probe_ranks(self.spec.points, sample, best.numbers[:, :k])
             self.folder.write_json("probes.json", {"n_probes": probing.enough_probes(ranks)})
-            self.folder.write_array("truth-distances", best.squares)
-            self.folder.write_array("truth", best.numbers)
+            write_truth(self.folder, Truth(_drawn(self.spec), best.squares, best.numbers))
         self.folder.remove("drawn")
         self.folder.remove("truths")
         n_probes: int = self.folder.read_json("probes.json")["n_probes"]
@@ -117,7 +139,7 @@ class Run:
         for first in range(0, len(self.full), TRUTHS_AT_HAND):
             some = self.full[first : first + TRUTHS_AT_HAND]
             found = [_read_lists(self.folder.child("truths"), p) for p in some]
-            best = [probing.nearest_of([*best, *found], self.spec.shape.k)]
+            best = [probing.nearest_of([*best, *found], self.spec.shape.longest_k)]
         return best[0]
 
     def _exchange(self, number: int) -> tuple[float, float]:
@@ -147,16 +169,11 @@ def _drawn(spec: ApproximateSpec) -> NDArray[np.int64]:
     return np.unique(np.random.default_rng(spec.seed).integers(0, n_points, SAMPLED_POINTS))
 
 
-def _sampled_here(spec: ApproximateSpec, p: int) -> tuple[slice, NDArray[np.int64]]:
-    """Return which of the sampled points are in a partition, and their places there."""
-    numbers, firsts = _drawn(spec), spec.points.firsts
-    first, last = np.searchsorted(numbers, [firsts[p], firsts[p + 1]])
-    return slice(first, last), numbers[first:last] - firsts[p]
-
-
 def _draw(spec: ApproximateSpec, folder: Folder, p: int) -> Receipt:
     """Write the coordinates of the sampled points of a partition."""
-    places = _sampled_here(spec, p)[1]
+    numbers, firsts = _drawn(spec), spec.points.firsts
+    first, last = np.searchsorted(numbers, [firsts[p], firsts[p + 1]])
+    places = numbers[first:last] - firsts[p]
     folder.child("drawn").write_array(str(p), spec.points.part(p).points[places])
     return {"n_drawn": len(places)}
 
@@ -164,7 +181,7 @@ def _draw(spec: ApproximateSpec, folder: Folder, p: int) -> Receipt:
 def _meet_all(spec: ApproximateSpec, folder: Folder, p: int) -> Receipt:
     """Write the nearest of every sampled point among the points of a partition."""
     sample = folder.read_array("sample")
-    lists = probing.meet_all(spec.points, p, sample, _drawn(spec), spec.shape.k)
+    lists = probing.meet_all(spec.points, p, sample, _drawn(spec), spec.shape.longest_k)
     _write_lists(folder.child("truths"), p, lists)
     return {}
 
@@ -222,12 +239,9 @@ def _merge(spec: ApproximateSpec, folder: Folder, number: int, p: int) -> Receip
             edges = (each.read(begin, end) for each in files)
             joins.merge_edges(lists, int(spec.points.firsts[p]), *edges)
     _write_lists(folder.child(f"merged-{number}"), p, lists)
-    sampled, places = _sampled_here(spec, p)
-    shares = probing.found_shares(
-        Lists(*(array[places] for array in lists)),
-        folder.read_array("truth")[sampled],
-        folder.read_array("truth-distances")[sampled],
-    )
+    numbers = np.arange(spec.points.firsts[p], spec.points.firsts[p + 1])
+    truth, places = read_truth(folder).among(numbers)
+    shares = truth.shares(lists.numbers[places], lists.squares[places], spec.shape.k)
     return {"shares": shares.tolist()}
 
 
@@ -310,3 +324,18 @@ def _write_rows(
     into = slice(place, place + len(ranked))
     shard.neighbors[into, 1:] = ranked[:, : shard.k]
     shard.distances[into, 1:] = distances[:, : shard.k]
+
+
+def _longer(spec: ApproximateSpec, folder: Folder, n_probes: int, number: int) -> Receipt:
+    """Write the longer rows of the points of a shard that have copies."""
+    CACHE.budget_nbytes = spec.cache_nbytes
+    points, shape = spec.points, spec.shape
+    graph = GraphRows.of_shape(folder, shape, points.dtype)
+    first, last = graph.span(number)
+    numbers = first + np.flatnonzero(graph.array("distances").read(first, last)[:, 1] <= 0)
+    if len(numbers):
+        entries = new_entries(numbers, shape.n_points, shape.longest_k, points.dtype)
+        graph.fill(number, numbers, entries)
+        extend_points(points, graph, n_probes, numbers, entries)
+        write_longer(folder, number, Longer(entries.neighbors[:, 0].copy(), *entries))
+    return {"n_longer": len(numbers)}

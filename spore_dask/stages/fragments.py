@@ -1,10 +1,10 @@
 """Fragments: rows with K neighbours for the points outside of large clusters, in density order.
 
-First every task finds the fragments of one shard of the graph, searches for their neighbours (or
-cuts the rows of a graph that has as many), and writes them, one file with a bucket for each range
-of the order; then every task gathers the buckets of one piece, a few ranges. Reads the points, the
-graph, the order and the clusters; writes `rows/<piece>.points`, `.neighbors` and `.distances`, and
-for a while `buckets/`.
+First every task finds the fragments of one shard of the graph, searches for their neighbours,
+extends their approximate rows, or cuts the rows of a graph that has as many, and writes them, one
+file with a bucket for each range of the order; then every task gathers the buckets of one piece, a
+few ranges. Reads the points, the graph, the order and the clusters; writes `rows/<piece>.points`,
+`.neighbors` and `.distances`, and for a while `buckets/`.
 Memory: the fragments of one shard and what a search takes, or those of one piece.
 """
 
@@ -13,14 +13,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spore_dask.engine import Engine
+from spore_dask.extending import extend_points
 from spore_dask.fragments import ARRAYS, Fragments
 from spore_dask.kernels.order import find_members
-from spore_dask.memory import BUFFERS_NBYTES, PAGE_ROWS, Shape
+from spore_dask.memory import Shape
 from spore_dask.orders import (
     Order,
     Places,
@@ -30,11 +32,24 @@ from spore_dask.orders import (
     range_sizes,
     write_counts,
 )
+from spore_dask.pilot import EXACT, PRODUCTS
 from spore_dask.points import CACHE, Points
-from spore_dask.searching import search_points
+from spore_dask.recall import sampled_recall
+from spore_dask.searching import compare_points, search_points
 from spore_dask.shards import Entries, GraphRows, new_entries
 from spore_dask.store import Folder, RowFiles
 from spore_dask.tasks import Receipt, Work, run_stage, run_work
+from spore_dask.truths import has_truth, read_truth
+
+
+class Rows(NamedTuple):
+    """Rows of some points of a shard that are to be filled."""
+
+    numbers: NDArray[np.int64]
+    """The points, ascending."""
+    into: Entries
+    places: NDArray[np.int64]
+    """Which row each of them has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +58,10 @@ class FragmentSpec:
 
     points: Points
     graph: GraphRows
+    search: str
+    """How the graph was searched, one of those in `pilot`."""
+    n_probes: int
+    """Cells that each point probed there; 0 where the search was exact."""
     shape: Shape
     order: Order
     skeletons: Folder
@@ -51,6 +70,11 @@ class FragmentSpec:
     """Neighbours of a fragment, at most the longest_k of the shape."""
     cache_nbytes: int
     needs_nbytes: int
+
+    @property
+    def extends(self) -> bool:
+        """Whether approximate rows have to be extended."""
+        return self.graph.k < self.k and self.search not in EXACT
 
 
 def gather_fragments(
@@ -83,6 +107,9 @@ def _build(engine: Engine, spec: FragmentSpec, large: NDArray[np.int64], folder:
         "counts": [int(counts[piece].sum()) for piece in pieces],
         "coordinates_compared": sum(r["n_compared"] for r in receipts),
     }
+    if shares := [share for r in receipts for share in r["shares"]]:
+        recall = sampled_recall(np.array(shares))
+        summary |= {"recall": recall.sampled, "error": recall.error}
     gather = functools.partial(_gather, spec, Fragments.from_summary(folder, summary), pieces)
     largest_first = np.argsort(summary["counts"], kind="stable")[::-1].tolist()
     run_work(engine, folder, Work("gather", gather, largest_first, spec.needs_nbytes))
@@ -122,16 +149,25 @@ def _extract(spec: FragmentSpec, folder: Folder, shard: int) -> Receipt:
     places = np.empty_like(order)
     places[order] = np.arange(len(order))
     entries = new_entries(numbers[order], spec.graph.n_points, spec.k, spec.graph.dtype)
-    n_compared = 0
-    if spec.graph.k < spec.k:
-        n_compared = search_points(spec.points, numbers, entries, places)
-    else:
-        _cut_rows(spec.graph, shard, numbers, entries, places)
+    n_compared = _complete(spec, shard, Rows(numbers, entries, places))
     arrays = (np.ascontiguousarray(entries.neighbors[:, 0]), *entries)
     for name, array in zip(ARRAYS, arrays, strict=True):
         folder.child("buckets").write_rows(f"{shard}.{name}", array)
     write_counts(folder, shard, ranges, spec.order.n_ranges)
-    return {"n_fragments": len(numbers), "n_compared": int(n_compared)}
+    shares = _sampled_shares(spec, Rows(numbers, entries, places))
+    return {"n_fragments": len(numbers), "n_compared": int(n_compared), "shares": shares}
+
+
+def _sampled_shares(spec: FragmentSpec, rows: Rows) -> list[float]:
+    """Return the share of its true neighbours that each has whose true ones are known."""
+    if not has_truth(spec.graph.folder):
+        return []
+    truth, here = read_truth(spec.graph.folder).among(rows.numbers)
+    places = rows.places[here]
+    found: list[float] = truth.shares(
+        rows.into.neighbors[places, 1:], rows.into.distances[places, 1:], spec.k
+    ).tolist()
+    return found
 
 
 def _fragments_of(spec: FragmentSpec, folder: Folder, shard: int) -> NDArray[np.int64]:
@@ -142,24 +178,24 @@ def _fragments_of(spec: FragmentSpec, folder: Folder, shard: int) -> NDArray[np.
     return first + np.flatnonzero(~np.isin(clusters, large))
 
 
-def _cut_rows(
-    graph: GraphRows,
-    shard: int,
-    numbers: NDArray[np.int64],
-    into: Entries,
-    places: NDArray[np.int64],
-) -> None:
-    """Fill the rows of some points of a shard with the first entries of the graph's rows."""
-    for name, rows in into._asdict().items():
-        array = graph.array(name)
-        first, last = graph.span(shard)
-        step = PAGE_ROWS * max(1, BUFFERS_NBYTES // (PAGE_ROWS * array.row_nbytes))
-        for low in range(first, last, step):
-            high = min(low + step, last)
-            here = slice(*np.searchsorted(numbers, (low, high)))
-            if len(numbers[here]):
-                found = array.read(low, high)[numbers[here] - low, : into.k + 1]
-                rows[places[here]] = found
+def _complete(spec: FragmentSpec, shard: int, rows: Rows) -> int:
+    """Fill the rows of some points of a shard; return the coordinates compared.
+
+    Points that have copies have their longer rows already; exact searches find them again.
+    """
+    if spec.graph.k < spec.k and not spec.extends:
+        search = compare_points if spec.search == PRODUCTS else search_points
+        return search(spec.points, *rows)
+    spec.graph.fill(shard, *rows)
+    if not spec.extends:
+        return 0
+    longer = spec.graph.longer(shard)
+    known = np.isin(rows.numbers, longer.points)
+    at = np.searchsorted(longer.points, rows.numbers[known])
+    for array, found in zip(rows.into, longer[1:], strict=True):
+        array[rows.places[known]] = found[at, : spec.k + 1]
+    left = rows.numbers[~known], rows.into, rows.places[~known]
+    return extend_points(spec.points, spec.graph, spec.n_probes, *left)
 
 
 def _gather(spec: FragmentSpec, fragments: Fragments, pieces: list[slice], i: int) -> Receipt:

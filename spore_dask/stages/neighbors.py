@@ -18,13 +18,9 @@ from numpy.typing import NDArray
 
 from spore_dask import memory
 from spore_dask.engine import Engine
-from spore_dask.exact import Centred, centre, compare_block
-from spore_dask.kernels.cells import points_of
-from spore_dask.kernels.nearest import new_buffers
 from spore_dask.points import CACHE, Points
-from spore_dask.searching import fill_rows, search_points, share_with_copies
+from spore_dask.searching import Search, compare_points, search_points
 from spore_dask.shards import (
-    Entries,
     Longer,
     Shard,
     create_graph,
@@ -35,10 +31,6 @@ from spore_dask.shards import (
 )
 from spore_dask.store import Folder
 from spore_dask.tasks import Receipt, Work, run_stage, run_work
-
-QUERIES_PER_PASS = memory.QUERIES
-"""Points that are compared with all others while each partition is read once."""
-QUERIES_PER_PRODUCT = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +43,11 @@ class NeighborSpec:
     """Whether to compare with all points, because boxes would not prune."""
     cache_nbytes: int
     needs_nbytes: int
+
+    @property
+    def search(self) -> Search:
+        """What searches for some points."""
+        return compare_points if self.by_products else search_points
 
 
 def search_exactly(engine: Engine, folder: Folder, spec: NeighborSpec) -> Receipt:
@@ -87,8 +84,7 @@ def _search_rows(
     """Write the rows of a shard; return its receipt, and the points that have copies."""
     shard = new_shard(spec.shape, spec.points.dtype, number)
     numbers = np.arange(shard.first, shard.last)
-    search = _by_products if spec.by_products else search_points
-    n_compared = search(spec.points, numbers, shard.entries)
+    n_compared = spec.search(spec.points, numbers, shard.entries)
     _fill_input_rows(spec.points, shard)
     write_shard(folder, shard)
     receipt = {"n_rows": len(shard.rows), "n_compared": int(n_compared)}
@@ -111,59 +107,7 @@ def _search_longer(
     """Write the longer rows of the points of a shard that have copies."""
     points, shape = spec.points, spec.shape
     entries = new_entries(copied, shape.n_points, shape.longest_k, points.dtype)
-    n_compared = search_points(points, copied, entries)
+    n_compared = spec.search(points, copied, entries)
     longer = Longer(copied.astype(entries.neighbors.dtype), *entries)
     write_longer(folder, number, longer)
     return {"n_compared": int(n_compared)}
-
-
-def _by_products(points: Points, numbers: NDArray[np.int64], into: Entries) -> int:
-    """Fill the rows of points with consecutive numbers by comparing them with all points.
-
-    Returns the number of coordinates compared.
-    """
-    first, last = int(numbers[0]), int(numbers[-1]) + 1
-    n_compared = 0
-    for p, low, high in points.overlapping(first, last):
-        n_compared += _compare_with_all(points, p, low, high, into, first)
-    copies = slice(max(0, int(points.firsts[-1]) - first), None)
-    return n_compared + share_with_copies(points, numbers[copies], into, numbers[copies] - first)
-
-
-def _compare_with_all(
-    points: Points, p: int, first: int, last: int, into: Entries, first_row: int
-) -> int:
-    """Fill the rows of the points [first, last) of a partition, in rows from `first_row` on.
-
-    Returns the number of coordinates compared.
-    """
-    low, high = points.boxes()
-    full = points.sizes() > 0
-    low, high = low[full].min(axis=0), high[full].max(axis=0)
-    center = low + (high - low) / 2
-    n_points = int(points.firsts[-1])
-    for begin in range(first, last, QUERIES_PER_PASS):
-        own = _centred(points, p, center).part(begin, min(begin + QUERIES_PER_PASS, last))
-        numbers = np.arange(own.first, own.first + len(own.points), dtype=own.rows.dtype)
-        parts = [
-            slice(i, i + QUERIES_PER_PRODUCT) for i in range(0, len(numbers), QUERIES_PER_PRODUCT)
-        ]
-        buffers = [
-            new_buffers(len(numbers[part]), into.k, own.points.dtype, own.rows.dtype)
-            for part in parts
-        ]
-        for other in np.flatnonzero(full).tolist():
-            others = _centred(points, other, center)
-            for part, buffer in zip(parts, buffers, strict=True):
-                queries = own.part(part.start, part.stop)
-                compare_block(queries, numbers[part], others, into.k, buffer)
-        for part, buffer in zip(parts, buffers, strict=True):
-            places = numbers[part].astype(np.int64) - first_row
-            fill_rows(buffer, np.arange(len(places)), into, places)
-    return (last - first) * n_points * points.n_columns
-
-
-def _centred(points: Points, p: int, center: NDArray[np.floating]) -> Centred:
-    """Return the points of a partition, ready for products."""
-    cells = points.cells(p)
-    return centre(points_of(cells), cells.rows, cells.first, center)
