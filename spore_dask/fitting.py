@@ -64,8 +64,9 @@ from spore_dask.stages.seeds import order_seeds
 from spore_dask.store import Folder, hash_of
 from spore_dask.tasks import MARKER, Receipt, Work, is_done, run_work
 
-MOST_FRAGMENTS = {CELLS: 1 / 3, PRODUCTS: 1 / 20, PROBES: 1 / 6, PYNNDESCENT: 1 / 6}
-"""Share of fragments up to which a second search, for them, costs less than longer rows for all."""
+MOST_FRAGMENTS = {CELLS: 1 / 3, PROBES: 1 / 3, PYNNDESCENT: 1 / 3, PRODUCTS: 1 / 20}
+"""Share of fragments up to which they are searched apart, instead of long rows for all at once;
+products compare all with all, whatever the length of rows, and would once more for fragments."""
 LIBRARIES = ("numpy", "numba", "scipy", "scikit-learn", "pynndescent", "dask", "zarr")
 """What a result may depend on."""
 

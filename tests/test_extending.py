@@ -312,7 +312,7 @@ def test_few_points_have_long_rows(tmp_path, monkeypatch):
         assert (Graph(*run.graph).k, run.summary["params"]["k"]) == (k, n_voting)
 
 
-@pytest.mark.parametrize(("share", "in_two"), [(0.16, True), (0.17, False)])
+@pytest.mark.parametrize(("share", "in_two"), [(0.33, True), (0.34, False)])
 def test_the_pilot_decides(tmp_path, monkeypatch, share, in_two):
     monkeypatch.setattr(fitting, "cluster_sample", lambda *_: {"share": share})
     options = {"knn": "approximate", "recall_target": 0.9}
