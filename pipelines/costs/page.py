@@ -41,7 +41,7 @@ UNITS = {
     "density": "distance or coordinate",
     "expand": "distance",
     "fragments, exact": "coordinate compared",
-    "fragments, approximate": "distance",
+    "fragments, approximate": "coordinate compared",
     "reassign": "point or vote",
     "publish": "point",
     f"{OTHER}, exact": "partition",

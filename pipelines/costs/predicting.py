@@ -49,13 +49,7 @@ class Case:
 
     @property
     def shape(self) -> Shape:
-        """The sizes of the graph; approximate rows are taken to be long, which they may be."""
-        shape = self.short_shape
-        return shape if self.exact else dataclasses.replace(shape, k=shape.longest_k)
-
-    @property
-    def short_shape(self) -> Shape:
-        """The sizes of a graph that gets rows for fragments later."""
+        """The sizes of the graph; rows of fragments come later, as they are few in such data."""
         params = self.params
         head = max(params.density_neighbors, params.expansion_neighbors)
         return memory.shape_of(
@@ -141,7 +135,7 @@ def memory_of(case: Case) -> dict[str, int]:
     in_range = memory.most_in_range(largest)
     later = [memory.fragments_nbytes(shape, shape.longest_k, in_range)]
     if not case.exact:
-        extended = memory.extend_nbytes(case.short_shape)
+        extended = memory.extend_nbytes(shape)
         searches += [memory.approximate_nbytes(largest), extended]
         later.append(extended)
     driver = memory.driver_nbytes(data, shape, not case.exact)
@@ -158,8 +152,10 @@ def memory_of(case: Case) -> dict[str, int]:
 
 
 def disk_of(case: Case) -> int:
-    """Return the most that a fit from Zarr has on disk, as its plan has it."""
+    """Return the most that a fit from Zarr has on disk, as its plan has it: rows may be long."""
     shape = case.shape
+    if not case.exact:
+        shape = dataclasses.replace(shape, k=shape.longest_k)
     order = memory.order_disk_nbytes(shape) + shape.n_points * 3 * memory.LABEL_NBYTES
     return memory.disk_nbytes(shape, 0, not case.exact) + order
 
