@@ -422,7 +422,7 @@ def lengths(options: argparse.Namespace, folder: Path) -> None:
     with cluster() as client:
         for name, knn, z in cases:
             said = []
-            for most, kind in ((1.0, "fragments apart"), (0.0, "long rows for all")):
+            for most, kind in ((1.0, "fragments apart"), (-1.0, "long rows for all")):
                 with mock.patch.dict(MOST_FRAGMENTS, dict.fromkeys(MOST_FRAGMENTS, most)):
                     runs = [
                         fit(

@@ -1,7 +1,7 @@
 """Longer rows for some points of an approximate graph: what comes behind the rows that it has.
 
-A row stays as it is: entries are appended that come behind its last one, by distance and input row,
-so that the graph stays one graph, however much of it is extended. They are the nearest among the
+A row stays as it is, and goes on with the nearest that are not in it and not nearer than its last
+entry, so that each point has one row, with fewer or more neighbours. They are found among the
 points of the cells that a point probes and the neighbours of its neighbours.
 Reads points and the graph, writes nothing: completes rows at hand. Memory: as a step of `probing`,
 for the points that are extended; shards of the graph are held in the cache.
@@ -19,11 +19,13 @@ from spore_dask import probing
 from spore_dask.costs import POINTS_PER_PROBE
 from spore_dask.kernels.probes import Lists, Part
 from spore_dask.points import CACHE, Points
-from spore_dask.probing import HARD, Effort, HeadsOf, Index, Start
+from spore_dask.probing import HARD, HeadsOf, Index, Start
 from spore_dask.searching import leaders_of
 from spore_dask.shards import Entries, GraphRows
 
 Numbers = NDArray[np.int64]
+WIDER = (1, 4, 16)
+"""Times the length of a row that is looked for, one after another, where heads have missed much."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,50 +57,48 @@ class Extension:
         Returns
         -------
         neighbors, distances : arrays (n, k - h)
-            By (distance, input row), all of them behind the last of the head.
+            By (distance, input row); none is nearer than the last of the head, unless this has
+            missed so many that what is behind it is not in reach: then, the nearest.
         """
-        n_points, n_more = int(self.index.firsts[-1]), self.k + 1 - heads.shape[1]
-        neighbors = np.empty((len(places), n_more), heads.dtype)
+        neighbors = np.empty((len(places), self.k + 1 - heads.shape[1]), heads.dtype)
         distances = np.empty(neighbors.shape, self.index.part(home).points.dtype)
-        is_full = np.zeros(len(places), np.bool_)
-        width, step = self.k + probing.MARGIN, len(places)
-        while not is_full.all():
-            left = np.flatnonzero(~is_full)
+        is_behind = np.zeros(len(places), np.bool_)
+        for times in WIDER:
+            left, step = np.flatnonzero(~is_behind), max(1, len(places) // times)
             for some in (left[first : first + step] for first in range(0, len(left), step)):
+                width = times * (self.k + probing.MARGIN)
                 found = self._behind(home, places[some], heads[some], width)
-                is_full[some], neighbors[some], distances[some] = found
-            if width >= n_points and not is_full.all():
-                raise RuntimeError("a row of the neighbour graph is not full")
-            width, step = 2 * width, max(1, step // 2)  # what heads have missed took the room
+                is_behind[some], neighbors[some], distances[some] = found
+        if len(neighbors) and neighbors.min() < 0:
+            raise RuntimeError("a row of the neighbour graph is not full")
         return neighbors, distances
-
-    def _nearest(self, home: int, places: Numbers, heads: NDArray[np.integer], width: int) -> Lists:
-        """Return the nearest that are found of the points that are not in the heads."""
-        own, n_head = some_points(self.index.part(home), places), heads.shape[1] - 1
-        lists = probing.probe_beside(self.index, home, own, heads, self.n_probes, width)
-        effort = Effort(max(n_head, HARD.n_near), n_head, HARD.n_candidates)
-        for cells, rows in probing.passes(own):
-            here = Lists(*(array[rows] for array in lists))
-            known = np.concatenate([heads[rows], here.numbers], axis=1)
-            near = known[:, 1 : effort.n_near + 1]
-            near = np.where(near < 0, known[:, 1:2], near)  # a list may have an end
-            start = Start(near, np.ones(near.shape, np.bool_), known)
-            probing.join_cells(self.index, cells, here, start, self.heads_of, effort)
-        return lists
 
     def _behind(
         self, home: int, places: Numbers, heads: NDArray[np.integer], width: int
     ) -> tuple[NDArray[np.bool_], NDArray[np.integer], NDArray[np.floating]]:
-        """Return where enough comes behind the last of a head, and what."""
+        """Return where enough comes behind the last of a head, and what; elsewhere the nearest."""
+        n_more = self.k + 1 - heads.shape[1]
         lists = self._nearest(home, places, heads, width)
-        both = np.concatenate([heads[:, 1:], lists.numbers], axis=1)
-        ranked, distances = probing.measure_rows(self.index, home, both, places)
-        last = np.argmax(ranked == heads[:, -1:], axis=1)
-        wanted = last[:, None] + np.arange(1, self.k + 2 - heads.shape[1])
-        within = np.minimum(wanted, both.shape[1] - 1)
-        behind = np.take_along_axis(ranked, within, axis=1)
-        full = (wanted[:, -1] < both.shape[1]) & (behind[:, -1] >= 0)
-        return full, behind, np.take_along_axis(distances, within, axis=1)
+        found, distances = probing.measure_rows(self.index, home, lists.numbers, places)
+        last = probing.measure_rows(self.index, home, heads[:, -1:], places)[1]
+        n_nearer = (distances < last).sum(axis=1)
+        enough = n_nearer + n_more <= (found >= 0).sum(axis=1)
+        wanted = np.where(enough, n_nearer, 0)[:, None] + np.arange(n_more)
+        behind = (np.take_along_axis(array, wanted, axis=1) for array in (found, distances))
+        return enough, *behind
+
+    def _nearest(self, home: int, places: Numbers, heads: NDArray[np.integer], width: int) -> Lists:
+        """Return the nearest that are found of the points that are not in the heads."""
+        own = some_points(self.index.part(home), places)
+        lists = probing.probe_beside(self.index, home, own, heads, self.n_probes, width)
+        for cells, rows in probing.passes(own):
+            here = Lists(*(array[rows] for array in lists))
+            known = np.concatenate([heads[rows], here.numbers], axis=1)
+            near = known[:, 1 : HARD.n_near + 1]
+            near = np.where(near < 0, known[:, 1:2], near)  # a list may have an end
+            start = Start(near, np.ones(near.shape, np.bool_), known)
+            probing.join_cells(self.index, cells, here, start, self.heads_of, HARD)
+        return lists
 
 
 def some_points(part: Part, places: Numbers) -> Part:
@@ -138,51 +138,55 @@ def extend_points(
     """
     places = np.arange(len(numbers)) if places is None else places
     extension = Extension(points, functools.partial(_heads_of, graph), into.k, n_probes)
-    ends = np.searchsorted(numbers, points.firsts)
-    n_extended = first_copy = int(ends[-1])
+    first_copy = int(np.searchsorted(numbers, points.firsts[-1]))
+    leaders = list(leaders_of(points, numbers[first_copy:]))
+    found = _extended(extension, graph, numbers[:first_copy])
+    shared = _extended(extension, graph, np.array([leader for leader, _ in leaders], np.int64))
+    for rows, own, theirs in zip(into, found, shared, strict=True):
+        rows[places[:first_copy], graph.k + 1 :] = own
+        for i, (_, run) in enumerate(leaders):
+            rows[places[first_copy:][run], graph.k + 1 :] = theirs[i]
+    n_met = n_probes * POINTS_PER_PROBE + HARD.n_near * min(graph.k, HARD.n_heads)
+    return (first_copy + len(leaders)) * n_met * points.n_columns
+
+
+def _extended(
+    extension: Extension, graph: GraphRows, numbers: Numbers
+) -> tuple[NDArray[np.integer], NDArray[np.floating]]:
+    """Return what comes behind the rows of some points, in any partitions."""
+    order = np.argsort(numbers)
+    ends = np.searchsorted(numbers[order], extension.index.firsts)
+    n_more = extension.k - graph.k
+    neighbors = np.empty((len(numbers), n_more), probing.number_dtype(graph.n_points))
+    distances = np.empty(neighbors.shape, graph.dtype)
     for p in np.flatnonzero(np.diff(ends)).tolist():
-        here = slice(ends[p], ends[p + 1])
-        _append(extension, graph, p, numbers[here], into, places[here])
-    for leader, run in leaders_of(points, numbers[first_copy:]):
-        p = points.partition_of(leader)
-        _append(extension, graph, p, np.array([leader]), into, places[first_copy:][run])
-        n_extended += 1
-    n_met = n_probes * POINTS_PER_PROBE + graph.k**2
-    return n_extended * n_met * points.n_columns
-
-
-def _append(
-    extension: Extension,
-    graph: GraphRows,
-    p: int,
-    numbers: Numbers,
-    into: Entries,
-    places: Numbers,
-) -> None:
-    """Complete the rows of points of a partition; those of one may be completed at many places."""
-    first = int(extension.index.firsts[p])
-    found = extension.rows(p, numbers - first, neighbors_of(graph, numbers))
-    for rows, more in zip(into, found, strict=True):
-        rows[places, graph.k + 1 :] = more
+        here = order[ends[p] : ends[p + 1]]
+        places = numbers[here] - extension.index.firsts[p]
+        heads = neighbors_of(graph, numbers[here], slice(None))
+        neighbors[here], distances[here] = extension.rows(p, places, heads)
+    return neighbors, distances
 
 
 def _heads_of(
     graph: GraphRows, wanted: NDArray[np.integer], n_heads: int
 ) -> tuple[NDArray[np.integer], NDArray[np.bool_]]:
     """Return the first neighbours of some points, ascending; all of them count as fresh."""
-    heads = np.ascontiguousarray(neighbors_of(graph, wanted)[:, 1 : n_heads + 1])
+    heads = neighbors_of(graph, wanted, slice(1, n_heads + 1))
     return heads, np.ones(heads.shape, np.bool_)
 
 
-def neighbors_of(graph: GraphRows, numbers: NDArray[np.integer]) -> NDArray[np.integer]:
-    """Return the neighbours of some points, ascending, each after the point itself."""
-    found = np.empty((len(numbers), graph.k + 1), probing.number_dtype(graph.n_points))
+def neighbors_of(
+    graph: GraphRows, numbers: NDArray[np.integer], entries: slice
+) -> NDArray[np.integer]:
+    """Return some entries of the rows of points, ascending."""
+    n_entries = len(range(graph.k + 1)[entries])
+    found = np.empty((len(numbers), n_entries), probing.number_dtype(graph.n_points))
     shards = numbers // graph.shard_rows
     for shard in np.unique(shards).tolist():
         first, _ = graph.span(shard)
         (rows,) = CACHE.get((graph.folder.url, shard), functools.partial(_read, graph, shard))
-        here = shards == shard
-        found[here] = rows[numbers[here] - first]
+        here = slice(*np.searchsorted(shards, (shard, shard + 1)))
+        found[here] = rows[numbers[here] - first, entries]
     return found
 
 

@@ -209,15 +209,17 @@ class Fit:
         return graph
 
     def _few_fragments(self, plan: FitPlan, scanned: Scan, search: str) -> bool:
-        """Tell whether to search for the neighbours of fragments in a second pass."""
-        if is_done(graph_folder(self.job.folder, plan, scanned, search)):
-            return True
-        if plan.shape.k == plan.shape.longest_k or is_done(
-            graph_folder(self.job.folder, plan.whole(), scanned, search)
-        ):
+        """Tell whether to search for the neighbours of fragments in a second pass.
+
+        An exact graph that is there will do, short or long. Approximate rows differ, so that only
+        the pilot tells.
+        """
+        if plan.shape.k == plan.shape.longest_k:
             return False
-        if search not in EXACT and 2 * plan.shape.longest_k > plan.shape.n_points:
-            return False  # an approximate row might not have enough behind it
+        if search in EXACT:
+            for found in (plan, plan.whole()):
+                if is_done(graph_folder(self.job.folder, found, scanned, search)):
+                    return found.shape.k == plan.shape.k
         params = self.job.resolved
         pilot = functools.partial(cluster_sample, scanned, params)
         work = Work("pilot", pilot, [PILOT_POINTS], plan.memory()["driver"])

@@ -22,6 +22,7 @@ from spore_dask.errors import ParameterError
 from spore_dask.graph import FORMAT, Graph, room_for_plan
 from spore_dask.inputs import Input, check_unchanged, find_input
 from spore_dask.params import Params, ResolvedParams
+from spore_dask.pilot import EXACT
 from spore_dask.plan import FitPlan, Options, make_plan
 from spore_dask.runs import (
     KEEP,
@@ -98,7 +99,10 @@ class Job:
     def plan(self, memory_limit: Any, n_workers: int | None) -> FitPlan:
         """Plan the run; raise a sentence where it cannot work."""
         options = dataclasses.replace(self.options, k=self.head_k, longest_k=self.longest_k)
-        known = None if self.graph is None else self.graph.shape
+        known = None
+        if self.graph is not None:
+            is_exact = self.graph.summary["search"] in EXACT
+            known, options = self.graph.shape, _as_searched(options, is_exact)
         make = functools.partial(FitPlan, cache_limit=self.cache_nbytes, known=known)
         plan = make_plan(self.data, self.folder, options, memory_limit, n_workers, make)
         is_there = self.graph is not None or self.result.exists(SUMMARY)
@@ -119,6 +123,13 @@ class Job:
                 "such as '100MB'."
             )
         return nbytes
+
+
+def _as_searched(options: Options, is_exact: bool) -> Options:
+    """Return options by which a graph that is given could have been built, in any dimension."""
+    if is_exact:
+        return dataclasses.replace(options, knn="exact", knn_index="cells")
+    return dataclasses.replace(options, knn="approximate", knn_index="pynndescent")
 
 
 def find_job(

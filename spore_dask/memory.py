@@ -297,18 +297,18 @@ def extend_nbytes(shape: Shape) -> int:
     """Return the projected peak of a process that extends approximate rows, but for its cache.
 
     Every point of a shard may be extended: its row, its coordinates, its list, with the buffers and
-    probes that it comes from or both rows as they are measured; two partitions, and the rows of one
-    shard.
+    probes that it comes from or its entries as they are measured; two partitions, the rows of one
+    shard, and what a pass over neighbours of neighbours takes.
     """
     width, listed = shape.longest_k + LIST_MARGIN, shape.listed_nbytes
-    entry, both = shape.itemsize + listed, shape.k + width
+    entry = shape.itemsize + listed
     row = 2 * shape.entries_nbytes(shape.longest_k) + 2 * (shape.k + 1) * listed
     searching = 3 * width * entry + 8 * MOST_PROBES
-    measuring = both * (3 * listed + shape.itemsize + 9) + 24 * (shape.longest_k - shape.k)
+    measuring = width * (2 * entry + 9) + 24 * (shape.longest_k - shape.k)
     point = row + width * (entry + 1) + max(searching, measuring) + shape.point_nbytes
     partitions = 2 * shape.most_points * shape.point_nbytes
     held = shape.shard_rows * (shape.k + 1) * shape.number_nbytes
-    return INTERPRETER_NBYTES + shape.shard_rows * point + partitions + held + PASS_NBYTES
+    return INTERPRETER_NBYTES + shape.shard_rows * point + partitions + held + 2 * PASS_NBYTES
 
 
 def keys_per_range(n_ranges: int, key_nbytes: int) -> int:

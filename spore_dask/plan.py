@@ -276,7 +276,7 @@ class FitPlan(Plan):
         """Return what a process takes for rows of fragments, searched, extended or cut."""
         graph = self.known or self.shape
         found = memory.fragments_nbytes(graph, shape.longest_k, memory.most_in_range(shape))
-        if graph.k < graph.longest_k and (self.may_approximate or self.known is not None):
+        if self.may_approximate and graph.k < graph.longest_k:
             found = max(found, memory.extend_nbytes(graph))
         return found
 

@@ -29,7 +29,7 @@ from spore_dask.points import Points
 from spore_dask.shards import Entries, new_entries
 
 Numbers = NDArray[np.int64]
-Search = Callable[..., int]
+RowSearch = Callable[..., int]
 """`search_points` or `compare_points`."""
 QUERIES_PER_PASS = QUERIES
 """Points that are compared with all others while each partition is read once."""
@@ -61,9 +61,7 @@ def search_points(
         here = slice(ends[p], ends[p + 1])
         n_compared += _search_partition(points, p, numbers[here], into, places[here])
     copies = slice(ends[-1], len(numbers))
-    return n_compared + _share_with_copies(
-        search_points, points, numbers[copies], into, places[copies]
-    )
+    return n_compared + _share_with_copies(points, numbers[copies], into, places[copies])
 
 
 def compare_points(
@@ -78,9 +76,7 @@ def compare_points(
             _compare_with_all(points, p, numbers[here], into, places[here])
     n_compared = int(ends[-1]) * int(points.firsts[-1]) * points.n_columns
     copies = slice(ends[-1], len(numbers))
-    return n_compared + _share_with_copies(
-        compare_points, points, numbers[copies], into, places[copies]
-    )
+    return n_compared + _share_with_copies(points, numbers[copies], into, places[copies])
 
 
 def _compare_with_all(
@@ -144,18 +140,17 @@ def fill_rows(buffers: Buffers, queries: Numbers, into: Entries, places: Numbers
         raise RuntimeError("a row of the neighbour graph is not full")
 
 
-def _share_with_copies(
-    search: Search, points: Points, copies: Numbers, into: Entries, places: Numbers
-) -> int:
+def _share_with_copies(points: Points, copies: Numbers, into: Entries, places: Numbers) -> int:
     """Fill the rows of some copies of heavy points with the neighbours of their leaders.
 
-    Takes and returns what a search does; each leader is searched once.
+    Takes and returns what a search does; each leader is searched once, by cells: its nearest are at
+    distance 0, so that boxes prune.
     """
     n_compared = 0
     for leader, run in leaders_of(points, copies):
         number = np.array([leader])
         row = new_entries(number, points.n_points, into.k, points.dtype)
-        n_compared += search(points, number, row)
+        n_compared += search_points(points, number, row)
         into.neighbors[places[run], 1:] = row.neighbors[0, 1:]
         into.distances[places[run], 1:] = row.distances[0, 1:]
     return n_compared

@@ -14,7 +14,8 @@ from spore_dask.kernels.probes import Lists
 from spore_dask.probing import found_shares
 from spore_dask.store import Folder
 
-NAME = "truth-"
+NAMES = ("truth-numbers", "truth-distances", "truth")
+"""Of the arrays, in the order in which they are written."""
 
 
 class Truth(NamedTuple):
@@ -46,15 +47,15 @@ class Truth(NamedTuple):
 
 def write_truth(folder: Folder, truth: Truth) -> None:
     """Write what is known of the sampled points of a graph."""
-    for name, array in truth._asdict().items():
-        folder.write_array(NAME + name, array)
+    for name, array in zip(NAMES, truth, strict=True):
+        folder.write_array(name, array)
 
 
 def has_truth(folder: Folder) -> bool:
     """Tell whether all of it is there."""
-    return folder.exists(f"{NAME}{Truth._fields[-1]}.npy")
+    return folder.exists(f"{NAMES[-1]}.npy")
 
 
 def read_truth(folder: Folder) -> Truth:
     """Read what is known of the sampled points of a graph."""
-    return Truth(*(folder.read_array(NAME + name) for name in Truth._fields))
+    return Truth(*(folder.read_array(name) for name in NAMES))

@@ -157,15 +157,18 @@ def neighbor_rows(points: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     return neighbors, distances
 
 
-def behind_row(
-    points: np.ndarray, head: list[int], n_more: int
-) -> tuple[list[int], list[np.floating]]:
-    """Return what comes behind a row that may have missed some, by (distance, id)."""
+def behind_row(points: np.ndarray, head: list[int]) -> tuple[list[int], list[np.floating]]:
+    """Return what a row that may have missed some goes on with: nothing nearer than its last."""
+    last = distances_from(points, head[0])[head[-1]]
+    behind = [pair for pair in zip(*others_of_row(points, head), strict=True) if pair[1] >= last]
+    return [j for j, _ in behind], [distance for _, distance in behind]
+
+
+def others_of_row(points: np.ndarray, head: list[int]) -> tuple[list[int], list[np.floating]]:
+    """Return what is not in a row, and how far away, by (distance, id)."""
     near = distances_from(points, head[0])
-    last = near[head[-1]], head[-1]
-    others = sorted((near[j], j) for j in range(len(points)) if j != head[0])
-    behind = [pair for pair in others if pair > last][:n_more]
-    return [j for _, j in behind], [distance for distance, _ in behind]
+    others = sorted((near[j], j) for j in range(len(points)) if j not in head)
+    return [j for _, j in others], [distance for distance, _ in others]
 
 
 def distances_from(points: np.ndarray, i: int) -> np.ndarray:

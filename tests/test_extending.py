@@ -12,13 +12,13 @@ from spore_dask import (
     Graph,
     Params,
     approximate,
-    cluster_graph,
     fit,
     fitting,
     memory,
     probing,
     verify,
 )
+from spore_dask.clustering import cluster_rows
 from spore_dask.engine import open_engine
 from spore_dask.extending import Extension, extend_points, neighbors_of, some_points
 from spore_dask.fragments import Fragments
@@ -50,9 +50,10 @@ EVERY = 10**6
 
 
 def heads_with_gaps(points, n_head, k, seed):
-    """Return true neighbours, some of them missed, after each point: enough are behind them."""
+    """Return true neighbours, some of them missed, after each point."""
     rng, (rows, _) = np.random.default_rng(seed), naive.neighbor_rows(points, len(points) - 1)
-    kept = [np.sort(rng.choice(len(points) - 1 - k + n_head, n_head, replace=False)) for _ in rows]
+    within = len(points) - 1 - rng.integers(0, k - n_head + 1)  # sometimes too few are behind
+    kept = [np.sort(rng.choice(max(n_head, within), n_head, replace=False)) for _ in rows]
     return np.concatenate([rows[:, :1], rows[np.arange(len(rows))[:, None], 1 + np.array(kept)]], 1)
 
 
@@ -86,7 +87,9 @@ def test_what_is_appended_is_all_that_is_behind(points, data):
             found, near = extension.rows(home, places, in_numbers[part.first + places])
         for place, neighbors, distances in zip(places, row_of[found], near, strict=True):
             head = heads[row_of[part.first + place]].tolist()
-            behind, expected = naive.behind_row(points, head, len(points))
+            behind, expected = naive.behind_row(points, head)
+            if len(behind) < k - n_head:
+                behind, expected = naive.others_of_row(points, head)
             assert distances.tolist() == expected[: k - n_head]
             if margin == len(points):  # else of many that are as far away any may be found
                 assert neighbors.tolist() == behind[: k - n_head]
@@ -114,15 +117,16 @@ def test_few_probes_find_most_of_what_is_behind():
     assert np.mean(shares) > 0.9
 
 
-def test_a_row_without_enough_behind_it_is_refused():
+def test_a_row_without_enough_behind_it_goes_on_with_the_nearest():
     points = blobs(60, 5)
     index = approximate.split_points(points, 2, 0)
-    part = index.parts[0]
-    far = np.argsort(naive.distances_from(np.concatenate([p.points for p in index.parts]), 0))
-    heads = np.array([[part.first, *far[-3:]]], np.int32)
+    numbered = np.concatenate([part.points for part in index.parts])
+    near = np.argsort(naive.distances_from(numbered, 0))
+    heads = np.array([[0, *near[-3:]]], np.int32)
     extension = extension_of(index, np.repeat(heads, 60, axis=0), 6, 8)
-    with pytest.raises(RuntimeError, match="not full"):
-        extension.rows(0, np.array([0]), heads)
+    found, distances = extension.rows(0, np.array([0]), heads)
+    np.testing.assert_array_equal(found[0], near[1:4])
+    np.testing.assert_array_equal(distances[0], naive.distances_from(numbered, 0)[near[1:4]])
 
 
 def test_some_points_keep_their_cells():
@@ -159,7 +163,9 @@ def assert_extended(x, graph, rows, neighbors, distances):
     for row, mine, near in zip(rows, neighbors.astype(np.int64), distances, strict=True):
         assert len(set(mine.tolist())) == len(mine)
         np.testing.assert_array_equal(near, naive.distances_from(x, row)[mine])
-        assert (np.lexsort((mine[1:], near[1:])) == np.arange(len(mine) - 1)).all()
+        for part in (slice(1, graph.k + 1), slice(graph.k + 1, None)):
+            assert (np.lexsort((mine[part], near[part])) == np.arange(len(mine[part]))).all()
+        assert near[graph.k] <= near[graph.k + 1]
 
 
 def test_points_with_copies_have_longer_rows(graph):
@@ -196,9 +202,11 @@ def test_extended_rows_are_sound_and_mostly_right(tmp_path, search):
 
 def test_rows_are_read_from_shards(graph):
     numbers = np.array([0, 1, 777, 3000, graph.n_points - 1])
-    found = neighbors_of(graph.graph_rows, numbers)
+    found = neighbors_of(graph.graph_rows, numbers, slice(None))
     np.testing.assert_array_equal(found, np.asarray(graph.neighbors[...])[numbers])
     assert found.dtype == np.int32
+    heads = neighbors_of(graph.graph_rows, numbers, slice(1, 4))
+    np.testing.assert_array_equal(heads, found[:, 1:4])
     CACHE.clear()
 
 
@@ -260,8 +268,9 @@ def test_labels_are_those_of_the_one_graph_that_there_is(tmp_path, monkeypatch, 
     run = fit_in_two(tmp_path, monkeypatch, **options)
     params = Params(z_percentile=options.get("z_percentile", 50.0))
     assert Graph(*run.graph).k == params.resolve(len(wide())).expansion_neighbors
-    labels = cluster_graph(*as_one_graph(run), wide(), z_percentile=params.z_percentile)
-    assert_labels(run, labels)
+    resolved = params.resolve(len(wide()))
+    found = cluster_rows(*as_one_graph(run), wide(), resolved)  # of copies, any may come first
+    assert_labels(run, found.labels)
     verify(run)
 
 
@@ -303,13 +312,46 @@ def test_a_graph_of_short_rows_can_be_given(tmp_path, monkeypatch):
     assert_labels(again, labels_of(whole))
 
 
-def test_few_points_have_long_rows(tmp_path, monkeypatch):
+@pytest.mark.parametrize("n_voting", [49, 51, 99])
+def test_almost_all_of_few_points_may_vote(tmp_path, monkeypatch, n_voting):
     x = np.random.default_rng(0).random((100, 30)).astype(np.float32)
-    options = {"knn_index": "pynndescent", "n_partitions": 1}
-    for n_voting, k in ((49, 7), (51, 51)):
-        out = tmp_path / str(n_voting)
-        run = fit_in_two(out, monkeypatch, x, reassignment_neighbors=n_voting, **options)
-        assert (Graph(*run.graph).k, run.summary["params"]["k"]) == (k, n_voting)
+    options = {"knn_index": "pynndescent", "n_partitions": 1, "reassignment_neighbors": n_voting}
+    run = fit_in_two(tmp_path, monkeypatch, x, recall_target=0.5, **options)
+    assert (Graph(*run.graph).k, run.summary["params"]["k"]) == (7, n_voting)
+
+
+def test_labels_do_not_depend_on_other_fits_in_the_folder(tmp_path, monkeypatch):
+    shares = iter([0.0, 0.9, 0.9])
+    monkeypatch.setattr(fitting, "cluster_sample", lambda *_: {"share": next(shares)})
+    options = {"knn": "approximate", "n_partitions": 5, "recall_target": 0.9, "n_workers": 0}
+    fit(wide(), tmp_path / "out", z=5.0, **options)
+    run = fit(wide(), tmp_path / "out", z=1.0, **options)
+    assert Graph(*run.graph).k == run.summary["params"]["k"]
+    assert_labels(run, labels_of(fit(wide(), tmp_path / "fresh", z=1.0, **options)))
+
+
+@pytest.mark.parametrize("index", [None, "pynndescent"])
+def test_copies_between_short_and_long_rows_are_all_counted(tmp_path, index):
+    """Copies count as such whichever of them the short row has."""
+    x = np.repeat(wide()[:400], 14, axis=0)[np.random.default_rng(0).permutation(5600)]
+    options = Options(HEAD, "approximate", index, n_partitions=3, longest_k=LONGEST)
+    graph = build_with(options, x, tmp_path, n_workers=0)
+    assert graph.k == HEAD
+    _, _, distances = longer_in_input_rows(graph)
+    assert len(distances) == len(x)
+    assert np.mean((distances <= 0).sum(axis=1) >= 14) > 0.99
+
+
+def test_equal_distances_fill_rows_before_farther_ones(tmp_path):
+    """Of many points that are as far away as the last of a row, it goes on with any."""
+    x = np.eye(80, dtype=np.float32)[np.random.default_rng(0).integers(0, 80, 6000)]
+    x[:, 0] += np.arange(6000) % 2
+    x[:, 1] += np.arange(6000) % 3 / 4
+    options = Options(HEAD, "approximate", "pynndescent", n_partitions=3, longest_k=LONGEST)
+    graph = build_with(options, x, tmp_path, n_workers=0)
+    rows, _, distances = longer_in_input_rows(graph)
+    true = neighbor_rows(x, LONGEST, "exact").distances[rows]
+    assert np.mean(distances <= true[:, -1:]) > 0.95
 
 
 @pytest.mark.parametrize(("share", "in_two"), [(0.33, True), (0.34, False)])
@@ -321,10 +363,11 @@ def test_the_pilot_decides(tmp_path, monkeypatch, share, in_two):
     assert Graph(*run.graph).k == (resolved.expansion_neighbors if in_two else resolved.k)
 
 
-def test_peak_memory_is_within_the_projection(tmp_path):
+@pytest.mark.parametrize(("k", "longest_k"), [(20, 60), (200, 220)])
+def test_peak_memory_is_within_the_projection(tmp_path, k, longest_k):
     """All points of large shards are extended."""
     x = np.random.default_rng(0).normal(size=(60_000, 24)).astype(np.float32)
-    options = Options(20, "approximate", n_partitions=3, longest_k=60)
+    options = Options(k, "approximate", n_partitions=3, longest_k=longest_k, recall_target=0.5)
     graph = build_with(options, x, tmp_path / "out", n_workers=2, memory_limit="2GiB")
     folder, rows, shape = Folder(str(tmp_path)), graph.graph_rows, graph.shape
     order = write_order(folder, rows, np.random.default_rng(0).permutation(len(x)), 4)
@@ -338,7 +381,7 @@ def test_peak_memory_is_within_the_projection(tmp_path):
         shape=shape,
         order=order,
         skeletons=folder,
-        k=60,
+        k=longest_k,
         cache_nbytes=cache_nbytes,
         needs_nbytes=needs,
     )

@@ -141,7 +141,9 @@ def _neighbors(summary: dict[str, Any]) -> str:
     recall, k = summary["recall"], summary["params"]["k"]
     if recall["certified"] == 1:
         return f"exact neighbours (K = {k})"
-    return f"approximate neighbours (K = {k}, recall {recall['sampled']:.3f})"
+    later = summary["stages"].get("fragments", {}).get("recall")
+    more = "" if later is None else f", of fragments {later:.3f}"
+    return f"approximate neighbours (K = {k}, recall {recall['sampled']:.3f}{more})"
 
 
 def _peak(summary: dict[str, Any]) -> str:

@@ -77,6 +77,9 @@ def _recall(run: Run) -> Fact:
         return Fact("recall", "Recall", recall.sampled, "exact", "every row certified")
     target = run.summary["asked"]["recall_target"]
     note = f"standard error {recall.error:.2%}; {recall.certified:.0%} certified"
+    later = run.summary["stages"].get("fragments", {}).get("recall")
+    if later is not None:
+        note = f"{later:.1%} for fragments; {note}"
     if recall.sampled < target:
         note = f"below the target {target:g}; {note}"
     text = f"{recall.sampled:.1%} ± {recall.error:.1%}"

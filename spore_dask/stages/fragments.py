@@ -71,11 +71,6 @@ class FragmentSpec:
     cache_nbytes: int
     needs_nbytes: int
 
-    @property
-    def extends(self) -> bool:
-        """Whether approximate rows have to be extended."""
-        return self.graph.k < self.k and self.search not in EXACT
-
 
 def gather_fragments(
     engine: Engine, folder: Folder, spec: FragmentSpec, large: NDArray[np.int64]
@@ -179,23 +174,26 @@ def _fragments_of(spec: FragmentSpec, folder: Folder, shard: int) -> NDArray[np.
 
 
 def _complete(spec: FragmentSpec, shard: int, rows: Rows) -> int:
-    """Fill the rows of some points of a shard; return the coordinates compared.
-
-    Points that have copies have their longer rows already; exact searches find them again.
-    """
-    if spec.graph.k < spec.k and not spec.extends:
-        search = compare_points if spec.search == PRODUCTS else search_points
-        return search(spec.points, *rows)
-    spec.graph.fill(shard, *rows)
-    if not spec.extends:
+    """Fill the rows of some points of a shard; return the coordinates compared."""
+    if spec.graph.k >= spec.k:
+        spec.graph.fill(shard, *rows)
         return 0
+    left = _copied_filled(spec, shard, rows)
+    if spec.search in EXACT:
+        search = compare_points if spec.search == PRODUCTS else search_points
+        return search(spec.points, *left)
+    spec.graph.fill(shard, *left)
+    return extend_points(spec.points, spec.graph, spec.n_probes, *left)
+
+
+def _copied_filled(spec: FragmentSpec, shard: int, rows: Rows) -> Rows:
+    """Fill the rows of points that have copies, which have longer rows already; return the rest."""
     longer = spec.graph.longer(shard)
     known = np.isin(rows.numbers, longer.points)
     at = np.searchsorted(longer.points, rows.numbers[known])
     for array, found in zip(rows.into, longer[1:], strict=True):
         array[rows.places[known]] = found[at, : spec.k + 1]
-    left = rows.numbers[~known], rows.into, rows.places[~known]
-    return extend_points(spec.points, spec.graph, spec.n_probes, *left)
+    return Rows(rows.numbers[~known], rows.into, rows.places[~known])
 
 
 def _gather(spec: FragmentSpec, fragments: Fragments, pieces: list[slice], i: int) -> Receipt:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from spore_dask import memory
 from spore_dask.engine import Engine
 from spore_dask.points import CACHE, Points
-from spore_dask.searching import Search, compare_points, search_points
+from spore_dask.searching import RowSearch, compare_points, search_points
 from spore_dask.shards import (
     Longer,
     Shard,
@@ -45,7 +45,7 @@ class NeighborSpec:
     needs_nbytes: int
 
     @property
-    def search(self) -> Search:
+    def search(self) -> RowSearch:
         """What searches for some points."""
         return compare_points if self.by_products else search_points
 
