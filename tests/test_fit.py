@@ -158,7 +158,9 @@ class TestLabels:
         assert_labels(fit(x[rows], tmp_path / "b", n_workers=0), labels[rows])
         np.testing.assert_array_equal(SPORE(knn="exact").fit(x).labels_, labels)
 
-    def test_with_an_approximate_graph_are_those_of_that_graph(self, tmp_path):
+    def test_with_an_approximate_graph_are_those_of_that_graph(self, tmp_path, monkeypatch):
+        """Of one with long rows; short ones are in test_extending.py."""
+        monkeypatch.setattr(fitting, "cluster_sample", lambda *_: {"share": 1.0})
         x = np.random.default_rng(0).random((6000, 40)).astype(np.float32)
         x[:300] += 3
         run = fit(x, tmp_path / "out", knn="approximate", n_workers=0, n_partitions=3)
