@@ -3,8 +3,8 @@
     python -m pipelines.fits [PART ...] [--peer-python PATH] [--data FOLDER]
 
 Prints one line a measurement, with the aim beside it. `speed` compares with fast_hdbscan (if it is
-installed) and, given a Python 3.12 that has it, with spore-clustering. `predict` takes mnist from
-the folder of the real datasets, if it is there.
+installed) and, given a Python 3.12 that has it, with spore-clustering. `predict` takes mnist and
+`estimate` also glove100 and fashion from the folder of the real datasets, if it is there.
 """
 
 from __future__ import annotations
@@ -238,10 +238,10 @@ def scaling(options: argparse.Namespace, folder: Path) -> None:
 ESTIMATED = """
 import json, sys, time
 from spore_dask import fit
-source, out = sys.argv[1:]
-fit(source, out + "-before", n_workers=2)
+source, out, given = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+fit(source, out + "-before", n_workers=2, **given)
 started = time.perf_counter()
-run = fit(source, out, n_workers=2, keep="all")
+run = fit(source, out, n_workers=2, keep="all", **given)
 print(json.dumps({"seconds": time.perf_counter() - started, "stages": run.summary["stages"]}))
 """
 
@@ -253,14 +253,13 @@ def estimates(options: argparse.Namespace, folder: Path) -> None:
     before. Another one comes first, which compiles: estimates are without that.
     """
     farthest: dict[str, tuple[float, str]] = {}
-    for n_points, n_columns in ((300_000, 2), (1_000_000, 2), (1_000_000, 8), (200_000, 64)):
-        source = generate(folder / f"estimate{n_points}-{n_columns}.zarr", n_points, n_columns)
-        said = estimate(source, n_workers=N_WORKERS)
-        command = [sys.executable, "-c", ESTIMATED, source, f"{source}-fit"]
+    for case, source, given in estimate_cases(options.data, folder):
+        said = estimate(source, n_workers=N_WORKERS, **given)
+        command = [sys.executable, "-c", ESTIMATED, source, f"{source}-fit", json.dumps(given)]
         done = subprocess.run(command, check=True, capture_output=True)
         found = json.loads(done.stdout.splitlines()[-1])
         whole = Compared(said.seconds, found["seconds"], "s", 1)
-        print(f"estimate   {n_points} x {n_columns}: {whole} (aim 2)")
+        print(f"estimate   {case}: {whole} (aim 2)")
         for name, stage in found["stages"].items():
             if name not in said.stages:  # such as fragments, where the sample had none
                 print(f"           {name:<10} not foreseen")
@@ -268,10 +267,26 @@ def estimates(options: argparse.Namespace, folder: Path) -> None:
             compared = compare_stage(said.stages[name], stage)
             print(f"           {name:<10} " + "; ".join(map(str, compared.values())))
             for what, one in compared.items():
-                place = f"{name} of {n_points} x {n_columns}"
+                place = f"{name} of {case}"
                 farthest[what] = max(farthest.get(what, (0.0, "")), (one.factor, place))
     farthest_of = (f"{what} {by:.2f} ({place})" for what, (by, place) in farthest.items())
     print(f"estimate   farthest off: {', '.join(farthest_of)} (aim 2)")
+
+
+SIZES = ((300_000, 2), (1_000_000, 2), (1_000_000, 8), (200_000, 64), (100_000, 384))
+REAL = {"glove100": {"metric": "cosine"}, "mnist": {}, "fashion": {"scale": "clip-minmax"}}
+
+
+def estimate_cases(data: Path, folder: Path) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Yield what to estimate: a name, a source and options of `fit`."""
+    for n_points, n_columns in SIZES:
+        name = f"{n_points} x {n_columns}"
+        yield name, generate(folder / f"{name}.zarr".replace(" ", ""), n_points, n_columns), {}
+    for name, given in REAL.items():
+        if (data / f"{name}.npz").exists():
+            with np.load(data / f"{name}.npz") as file:
+                x = file["X"].astype(np.float32)
+            yield f"{name}, {len(x)} x {x.shape[1]}", write_zarr(folder / f"{name}.zarr", x), given
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,14 @@ POINTS_PER_PROBE = 64
 """Points that a probe meets: those of a cell around a centre."""
 PROBES_PER_ROUND = 32
 """What a round of refinement takes for a point, in probes."""
+REACH_POWER = 0.65
+"""How fast what probes and rounds meet grows with the cells that hold the neighbours of a point."""
+MOST_REACH = 1024
+"""Cells from which on that grows no more: a round has as many candidates as it may have."""
+DRAWN_COORDINATES = 4
+"""What a coordinate of a drawn row takes more than another to be scanned: it is written twice."""
+EXCHANGED = 0.4
+"""The part of sorting points into partitions that is done where the input is read."""
 LIGHT_TASKS = 16
 """Light tasks that travel together where there are many."""
 
@@ -68,12 +76,17 @@ class Load:
     """Parts of files that are read, each by itself."""
     alone: bool = False
     """Whether the coordinator does it all."""
+    n_first: int = 0
+    """Tasks of a first list, which do the part `EXCHANGED` of it all before others begin."""
 
     def share(self, n_workers: int) -> float:
-        """Return the part of the tasks that the worker with the most of them gets."""
-        if self.alone or n_workers <= 1 or self.n_tasks == 0:
+        """Return the part of it all that the worker with the most to do gets."""
+        if self.alone or self.n_tasks == 0:
             return 1.0
-        return math.ceil(self.n_tasks / n_workers) / self.n_tasks
+        rest = largest_share(self.n_tasks - self.n_first, n_workers)
+        if self.n_first == 0:
+            return rest
+        return EXCHANGED * largest_share(self.n_first, n_workers) + (1 - EXCHANGED) * rest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +108,11 @@ class Pace:
         return self.fixed + self.per_sent * load.n_sent + load.share(n_workers) * shared
 
 
+def largest_share(n_tasks: int, n_workers: int) -> float:
+    """Return the part of some tasks that the worker with the most of them gets."""
+    return math.ceil(n_tasks / max(1, n_workers)) / n_tasks
+
+
 def probed(n_points: int, n_columns: int, n_probes: int, n_rounds: int) -> float:
     """Return the coordinates that an approximate search compares for a point.
 
@@ -106,6 +124,21 @@ def probed(n_points: int, n_columns: int, n_probes: int, n_rounds: int) -> float
     return n_columns * POINTS_PER_PROBE * n_cells
 
 
+def reach_growth(few: tuple[int, float], many: tuple[int, float], n_points: int) -> float:
+    """Return how much more an approximate search meets for a point than it did in a sample.
+
+    The reach, cells that hold the neighbours of a point, grows as it grew from few points of the
+    sample to many, both given with their number.
+    """
+    (n_few, few_reach), (n_many, many_reach) = few, many
+    power = 0.5
+    if n_many >= 2 * n_few:
+        power = min(1.0, max(0.0, math.log(many_reach / few_reach, n_many / n_few)))
+    reach = many_reach * (n_points / n_many) ** power
+    growth: float = max(1.0, min(MOST_REACH, reach) / many_reach) ** REACH_POWER
+    return growth
+
+
 def loads(size: Size) -> dict[str, Load]:
     """Return what each stage has to do for a fit of some size."""
     shape, n_points = size.shape, size.shape.n_points
@@ -115,12 +148,15 @@ def loads(size: Size) -> dict[str, Load]:
     steps = 1 if size.n_rounds is None else 7 + 3 * size.n_rounds + (not size.has_long_rows)
     votes = shape.longest_k + 1
     found: dict[str, Load] = {
-        "scan": Load(n_points * shape.n_columns, n_read, n_read),
+        "scan": Load(
+            (n_points + DRAWN_COORDINATES * shape.sample_size) * shape.n_columns, n_read, n_read
+        ),
         "points": Load(
             n_points if size.n_rounds is None else n_points * shape.n_columns,
             n_read + n_partitions,
             n_read + n_partitions,
             2 * min(n_read * n_partitions, n_points),
+            n_first=n_read,
         ),
         "graph": Load(n_points * _search_work(size), steps * n_shards, steps * n_shards),
         "density": Load(

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from typing import Any
+import time
+from typing import Any, NamedTuple
 
 import numpy as np
 from dask.utils import format_bytes
@@ -150,16 +151,24 @@ def estimate(source: Any, out: Any = None, **options: Any) -> Estimate:
     place = out or place_beside(source) or f"{tempfile.gettempdir()}/spore_dask-estimate"
     job = find_job(source, place, **options)
     plan = job.plan(memory_limit, None if client is not None else n_workers)
-    sample = _sample(job.data.source, job.data.content)
+    drawn = _draw(job.data.source, job.data.content)
     n_workers = n_threads() if n_workers is None else n_workers
     starts_workers = client is None and n_workers > 0
-    pilot = fit_samples(job, plan, sample)
-    stages = _project(job, plan, pilot, n_workers, starts_workers)
+    pilot = fit_samples(job, plan, drawn.rows)
+    stages = _project(job, plan, pilot, drawn.row_seconds, n_workers, starts_workers)
     between = START_SECONDS if starts_workers else 0.0
     return Estimate(stages, between + pilot.between_seconds, plan.memory_limit)
 
 
-def _sample(source: Source, content: Any) -> NDArray[Any]:
+class Drawn(NamedTuple):
+    """Some rows of the source."""
+
+    rows: NDArray[Any]
+    row_seconds: float
+    """What it took to read one; nothing where the source is in memory."""
+
+
+def _draw(source: Source, content: Any) -> Drawn:
     """Read some rows, from chunks all over the source."""
     n_rows = source.shape[0]
     row_nbytes = source.shape[1] * np.dtype(source.dtype).itemsize
@@ -171,23 +180,30 @@ def _sample(source: Source, content: Any) -> NDArray[Any]:
         chunks = np.unique(np.linspace(0, n_rows // step - 1, SAMPLE_CHUNKS).astype(int))
         firsts = (chunks * step).tolist()
     ends = np.linspace(0, wanted, len(firsts) + 1).astype(int)
-    parts = []
+    parts, seconds, n_read = [], 0.0, 0
     for first, n_here in zip(firsts, np.diff(ends), strict=True):
         last = min(first + step, n_rows)
         rows = np.linspace(0, last - first - 1, min(n_here, last - first)).astype(int)
+        started = time.perf_counter()
         block = source.read(first, last) if content is None else content[first:last]
+        seconds, n_read = seconds + time.perf_counter() - started, n_read + last - first
         parts.append(np.asarray(block[rows]))
-    return np.concatenate(parts)
+    return Drawn(np.concatenate(parts), seconds / n_read if content is None else 0.0)
 
 
 def _project(
-    job: Job, plan: FitPlan, pilot: Pilot, n_workers: int, starts_workers: bool
+    job: Job,
+    plan: FitPlan,
+    pilot: Pilot,
+    row_seconds: float,
+    n_workers: int,
+    starts_workers: bool,
 ) -> dict[str, StageEstimate]:
     """Project what the stages took for the sample to all points."""
     many, n_points = pilot.many, job.resolved.n_points
     plan = _plan_of_whole(job, plan, many)
     shape = plan.shape if job.graph is None else job.graph.shape
-    size = _whole_size(plan, shape, many)
+    size = _whole_size(plan, shape, pilot)
     factor = n_points / many.size.shape.n_points
     unsure = UNSURE if factor > 1 else 1.0
     sizes = [
@@ -197,10 +213,13 @@ def _project(
     needs = _memory(plan, shape, size.n_fragments)
     skipped = ("scan", "points", "graph") if job.graph is not None else ()
     paces = {stage: pace for stage, pace in pilot.paces().items() if stage not in skipped}
+    reading = row_seconds * n_points * costs.largest_share(size.n_input_tasks, n_workers)
+    n_passes = {"scan": 1 if job.options.scale is None else 2, "points": 1}
     projected = {}
     for i, (stage, pace) in enumerate(paces.items()):
         if starts_workers and i == 0:
             pace = dataclasses.replace(pace, fixed=pace.fixed + LOAD_SECONDS)
+        pace = dataclasses.replace(pace, fixed=pace.fixed + n_passes.get(stage, 0) * reading)
         disk = many.run.summary["stages"][stage]["nbytes"] * factor
         if stage == "scan":  # the drawn rows
             disk = plan.input_shape.sample_size * plan.input_shape.row_nbytes
@@ -227,20 +246,21 @@ def _plan_of_whole(job: Job, plan: FitPlan, sample: Sample) -> FitPlan:
     return plan.whole() if sample.size.has_long_rows else plan
 
 
-def _whole_size(plan: FitPlan, shape: Shape, many: Sample) -> Size:
+def _whole_size(plan: FitPlan, shape: Shape, pilot: Pilot) -> Size:
     """Return how large the whole fit is, given that of the sample."""
-    sample, n_points = many.size, shape.n_points
+    sample, n_points = pilot.many.size, shape.n_points
     factor = n_points / sample.shape.n_points
-    growth = _search_growth(Graph(*many.run.graph), n_points) if factor > 1 else 1.0
-    compared = sample.compared * growth
+    few, many = (Graph(*each.run.graph) for each in (pilot.few, pilot.many))
+    growth = _search_growth(few, many, n_points) if factor > 1 else 1.0
+    compared = sample.compared
     if sample.n_rounds is not None:
-        n_probes = Graph(*many.run.graph).summary["found"]["n_probes"]
+        n_probes = many.summary["found"]["n_probes"]
         compared = costs.probed(n_points, shape.n_columns, n_probes, sample.n_rounds)
     fits = plan.coordinator_cache_nbytes >= n_points * shape.row_nbytes
     return Size(
         shape,
         -(-n_points // plan.input_shape.rows_per_task),
-        compared,
+        compared * growth,
         round(sample.n_fragments * factor),
         sample.fragment_compared * growth,
         sample.n_rounds,
@@ -249,17 +269,22 @@ def _whole_size(plan: FitPlan, shape: Shape, many: Sample) -> Size:
     )
 
 
-def _search_growth(graph: Graph, n_points: int) -> float:
+def _search_growth(few: Graph, many: Graph, n_points: int) -> float:
     """Return how much longer a point of the whole is searched for than one of the sample."""
-    if graph.summary["search"] == PRODUCTS:
-        return n_points / graph.n_points
-    if graph.summary["search"] != CELLS:
-        return 1.0
-    points = graph.points
+    if many.summary["search"] == PRODUCTS:
+        return n_points / many.n_points
+    if many.summary["search"] != CELLS:
+        return costs.reach_growth(_reach(few), _reach(many), n_points)
+    points = many.points
     coordinates = np.ascontiguousarray(points.coordinates(0, int(points.firsts[-1])))
-    k = min(graph.k, len(coordinates) - 1)
+    k = min(many.k, len(coordinates) - 1)
     here = compared_by_cells(coordinates, k, len(coordinates), "exact")
     return compared_by_cells(coordinates, k, n_points, "exact") / here
+
+
+def _reach(graph: Graph) -> tuple[int, float]:
+    """Return how many points a graph has, and in how many cells most of a point's neighbours."""
+    return graph.n_points, graph.summary["found"]["reach"]
 
 
 def _passing_nbytes(plan: FitPlan, stage: str, disk_nbytes: Span) -> Span:

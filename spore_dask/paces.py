@@ -21,6 +21,8 @@ PAGE_SECONDS = 6e-6
 """What a page of rows takes that Expansion reads because its cache is smaller than the graph."""
 LEAST_SECONDS = {"expand": 5e-9, "reassign": 1.5e-8, "publish": 5e-8}
 """What a unit of work takes the coordinator at least: samples may fit in a processor's cache."""
+NOISE_SECONDS = 0.03
+"""What a stage of the coordinator may take more or less without a reason."""
 CROWDED = 1.2
 """How much longer work takes where workers share a machine, and so its caches and its memory."""
 
@@ -56,12 +58,14 @@ def _pace_of(stage: str, few: Timed | None, split: Timed | None, many: Timed) ->
     """Return the pace of a stage: the line through few and many points, as far as it can be."""
     per_task = _per_task(few, split)
     seconds, work = _work_seconds(many, per_task), many.load.work
-    per_work = seconds / work if work else 0.0
+    per_work, least = seconds / work if work else 0.0, LEAST_SECONDS.get(stage, 0.0)
     if few is not None and 0 < 2 * few.load.work <= work:
-        more = seconds - _work_seconds(few, per_task)
-        per_work = min(per_work, max(0.0, more / (work - few.load.work)))
+        before = _work_seconds(few, per_task)
+        per_work = min(per_work, max(0.0, (seconds - before) / (work - few.load.work)))
+        if least and per_work * work < NOISE_SECONDS:  # too short to tell
+            seconds, per_work = min(seconds, before), 0.0
     fixed = seconds - per_work * work
-    per_work = max(per_work, LEAST_SECONDS.get(stage, 0.0))
+    per_work = max(per_work, least)
     return Pace(fixed, per_work, per_task, per_piece=PAGE_SECONDS if stage in ALONE else 0.0)
 
 

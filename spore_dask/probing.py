@@ -199,6 +199,11 @@ def enough_probes(ranks: NDArray[np.int64], start_recall: float = START_RECALL) 
     return n_probes
 
 
+def reach_of(ranks: NDArray[np.int64]) -> float:
+    """Return in how many cells, the nearest first, that much of the true neighbours is."""
+    return float(np.quantile(ranks, START_RECALL)) + 1
+
+
 @dataclasses.dataclass(frozen=True)
 class Probes:
     """Which cells the points of a partition probe."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 import time
 import warnings
 from typing import Any, NamedTuple
@@ -83,7 +82,10 @@ class SampleFit(Fit):
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Equal fits: one of them, and how long their stages took, and all of it, in the middle."""
+    """Equal fits: one of them, and how long their stages took at least, and all of it.
+
+    What else the machine does can only add to that.
+    """
 
     run: Run
     stages: dict[str, float]
@@ -172,8 +174,8 @@ def _repeat(
         stages.append({name: stage["seconds"] for name, stage in known.items()})
         kept = kept or run
     assert kept is not None
-    middle = {name: statistics.median(one[name] for one in stages) for name in stages[0]}
-    return Sample(kept, middle, statistics.median(took))
+    least = {name: min(one[name] for one in stages) for name in stages[0]}
+    return Sample(kept, least, min(took))
 
 
 def _fit(

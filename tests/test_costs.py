@@ -25,7 +25,19 @@ from pipelines.costs.fitting import (
 from pipelines.costs.page import _errors, size_of, time_of, write_page
 from pipelines.costs.predicting import Case, disk_of, memory_of, predict, traffic_of
 from spore_dask import LimitError, estimates, paces
-from spore_dask.costs import ALONE, STAGES, Load, Pace, Size, loads, probed
+from spore_dask.costs import (
+    ALONE,
+    EXCHANGED,
+    MOST_REACH,
+    REACH_POWER,
+    STAGES,
+    Load,
+    Pace,
+    Size,
+    loads,
+    probed,
+    reach_growth,
+)
 from spore_dask.jobs import find_job
 from spore_dask.memory import Shape
 
@@ -118,8 +130,8 @@ def test_loads_by_hand():
     shape = Shape(1000, 3, 4, k=10, longest_k=20, n_partitions=5, shard_rows=200)
     found = loads(Size(shape, 2, compared=50.0, n_fragments=100, fragment_compared=70.0))
     assert tuple(found) == STAGES
-    assert found["scan"] == Load(3000, 2, 2)
-    assert found["points"] == Load(1000, 7, 7, 2 * 2 * 5)
+    assert found["scan"] == Load((1000 + 4 * 1000) * 3, 2, 2)  # all rows are drawn
+    assert found["points"] == Load(1000, 7, 7, 2 * 2 * 5, n_first=2)
     assert found["graph"] == Load(1000 * (50 + 150 * 11), 5, 5)
     assert found["density"] == Load(1000 * (11 + 3), 15, 3, 25)
     assert found["expand"] == Load(1000 * 11, alone=True)
@@ -172,6 +184,25 @@ def test_seconds_by_hand():
     assert pace.seconds(load, 100) == pytest.approx(1 + 2 + shared / 16)
     alone = Load(1000, alone=True)
     assert pace.seconds(alone, 1) == pace.seconds(alone, 100) == pytest.approx(11)
+
+
+def test_work_that_is_done_in_two_lists():
+    pace, load = Pace(0.0, 0.01), Load(1000, 17, n_first=1)
+    assert pace.seconds(load, 0) == pace.seconds(load, 1) == pytest.approx(10)
+    assert pace.seconds(load, 4) == pytest.approx(10 * (EXCHANGED + (1 - EXCHANGED) / 4))
+    assert pace.seconds(load, 100) == pytest.approx(10 * (EXCHANGED + (1 - EXCHANGED) / 16))
+
+
+def test_growth_of_approximate_searches_by_hand():
+    known = (1000, 3.0), (4000, 12.0)  # four times the points: four times the cells
+    assert reach_growth(*known, 4000) == 1
+    assert reach_growth(*known, 16_000) == pytest.approx(4**REACH_POWER)
+    assert reach_growth(*known, 10**9) == pytest.approx((MOST_REACH / 12) ** REACH_POWER)
+    slower = (1000, 3.0), (4000, 6.0)
+    assert reach_growth(*slower, 16_000) == pytest.approx(2**REACH_POWER)
+    assert reach_growth((1000, 3.0), (4000, 2.0), 16_000) == 1
+    assert reach_growth((4000, 3.0), (4000, 3.0), 16_000) == pytest.approx(2**REACH_POWER)
+    assert reach_growth((1000, 500.0), (4000, 2000.0), 16_000) == 1
 
 
 def test_the_fit_recovers_known_constants():

@@ -17,6 +17,7 @@ from spore_dask import (
     estimates,
     sample_fits,
 )
+from spore_dask.costs import REACH_POWER
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.graph import Graph
 from spore_dask.jobs import find_job
@@ -208,13 +209,44 @@ def test_rows_of_the_sample_come_from_everywhere(tmp_path):
     x = np.arange(150_000, dtype=np.float32).reshape(-1, 1)
     for source in (x, write_zarr(tmp_path / "x.zarr", x, 10_000)):
         job = find_job(source, tmp_path / "out")
-        sample = estimates._sample(job.data.source, job.data.content)[:, 0]
+        drawn = estimates._draw(job.data.source, job.data.content)
+        sample = drawn.rows[:, 0]
+        assert (drawn.row_seconds > 0) == (source is not x)
         assert 90_000 < len(np.unique(sample)) == len(sample) <= estimates.SAMPLE_POINTS
         assert sample[-1] > 148_000
     narrow = write_zarr(tmp_path / "narrow.zarr", x, 1000)
     job = find_job(narrow, tmp_path / "out")
-    sample = estimates._sample(job.data.source, job.data.content)[:, 0]
+    sample = estimates._draw(job.data.source, job.data.content).rows[:, 0]
     assert len(np.unique(sample)) == len(sample) == 16_000
+
+
+@pytest.mark.parametrize(("scale", "n_scans"), [(None, 1), ("standard", 2)])
+def test_the_source_is_read_by_each_pass(tmp_path, monkeypatch, scale, n_scans):
+    monkeypatch.setattr(sample_fits, "REPEATS", 1)
+    x, _ = blobs_and_shapes(8000, 2, dtype=np.float32)
+    source = write_zarr(tmp_path / "x.zarr", x, 8000)  # one task reads it
+    monkeypatch.setattr(estimates, "_draw", lambda *_: estimates.Drawn(x, 0.01))
+    stages = estimate(source, n_workers=2, scale=scale).stages
+    assert stages["scan"].seconds[0] // 80 == n_scans
+    assert stages["points"].seconds[0] // 80 == 1
+    assert sum(stage.seconds[0] for stage in stages.values()) // 80 == n_scans + 1
+
+
+def test_approximate_searches_grow_with_what_they_reach(monkeypatch, tmp_path):
+    monkeypatch.setattr(sample_fits, "REPEATS", 1)
+    x = np.random.default_rng(0).normal(size=(24_000, 24)).astype(np.float32)
+    job = find_job(x, tmp_path / "out", knn="approximate")
+    pilot = fit_samples(job, job.plan(None, 0), x)  # whose files go with it
+    few, many = (Graph(*each.run.graph) for each in (pilot.few, pilot.many))
+    assert many.summary["search"] == PROBES
+    reaches = [graph.summary["found"]["reach"] for graph in (few, many)]
+    assert 1 < reaches[0] < reaches[1]
+    whole, sample = (
+        estimates._whole_size(job.plan(None, 0), pilot.many.size.shape, pilot),
+        pilot.many.size,
+    )
+    assert (whole.compared, whole.fragment_compared) == (sample.compared, sample.fragment_compared)
+    assert 1 < estimates._search_growth(few, many, 100_000) < (100 / 24) ** REACH_POWER
 
 
 def test_data_that_few_partitions_can_hold():
@@ -248,9 +280,9 @@ def test_products_grow_with_the_number_of_points(monkeypatch, tmp_path):
     x = np.random.default_rng(0).normal(size=(5000, 64)).astype(np.float32)
     job = find_job(x, tmp_path / "out", knn="exact")
     pilot = fit_samples(job, job.plan(None, 0), x)  # whose files go with it
-    graph = Graph(*pilot.many.run.graph)
-    assert graph.summary["search"] == PRODUCTS
-    assert estimates._search_growth(graph, 50_000) == 10
+    few, many = (Graph(*each.run.graph) for each in (pilot.few, pilot.many))
+    assert many.summary["search"] == PRODUCTS
+    assert estimates._search_growth(few, many, 50_000) == 10
 
 
 def test_unusual_arguments(tmp_path):

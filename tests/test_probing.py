@@ -222,6 +222,8 @@ def test_the_pilot_counts_what_probes_reach():
         assert found == pytest.approx(counted, abs=0.01)
     assert probing.enough_probes(ranks, 0.0) == probing.FEWEST_PROBES
     assert probing.enough_probes(ranks, 1.1) > ranks.max()
+    reach = probing.reach_of(ranks)
+    assert np.mean(ranks < reach) >= probing.START_RECALL > np.mean(ranks < reach - 1)
 
 
 def test_a_sample_is_searched_exactly():

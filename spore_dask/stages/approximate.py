@@ -86,7 +86,8 @@ class Run:
 
     def build(self) -> Receipt:
         """Search, and return what was found."""
-        n_probes = self._begin()
+        begun = self._begin()
+        n_probes: int = begun["n_probes"]
         self.each("probe", _descend if self.spec.by_descent else _probe, n_probes)
         recall, error = self._exchange(0)
         number, effort, gain = 0, None, 1.0
@@ -104,7 +105,7 @@ class Run:
         shards = range(self.spec.shape.n_shards)
         run_work(self.engine, self.folder, Work("finish", finish, shards, self.spec.needs_nbytes))
         self.folder.remove(f"merged-{number}")
-        found = {"n_probes": n_probes, "n_rounds": number, "recall": recall, "error": error}
+        found = begun | {"n_rounds": number, "recall": recall, "error": error}
         return found | {"n_longer": self._lengthen(n_probes)}
 
     def _lengthen(self, n_probes: int) -> list[int]:
@@ -116,8 +117,8 @@ class Run:
         work = Work("longer", longer, range(shape.n_shards), self.spec.needs_nbytes)
         return [r["n_longer"] for r in run_work(self.engine, self.folder, work)]
 
-    def _begin(self) -> int:
-        """Search the sample exactly; return how many cells each point is to probe."""
+    def _begin(self) -> Receipt:
+        """Search the sample exactly; return how many cells each point is to probe, and why."""
         if not has_truth(self.folder):
             self.each("draw", _draw)
             drawn = [self.folder.child("drawn").read_array(str(p)) for p in self.full]
@@ -126,12 +127,13 @@ class Run:
             best = self._nearest()
             sample, k = self.folder.read_array("sample"), self.spec.shape.k
             ranks = probing.probe_ranks(self.spec.points, sample, best.numbers[:, :k])
-            self.folder.write_json("probes.json", {"n_probes": probing.enough_probes(ranks)})
+            enough = {"n_probes": probing.enough_probes(ranks), "reach": probing.reach_of(ranks)}
+            self.folder.write_json("probes.json", enough)
             write_truth(self.folder, Truth(_drawn(self.spec), best.squares, best.numbers))
         self.folder.remove("drawn")
         self.folder.remove("truths")
-        n_probes: int = self.folder.read_json("probes.json")["n_probes"]
-        return n_probes
+        begun: Receipt = self.folder.read_json("probes.json")
+        return begun
 
     def _nearest(self) -> Lists:
         """Return the nearest of the sampled points among all, from some partitions at a time."""
