@@ -30,6 +30,8 @@ MOST_REACH = 1024
 """Cells from which on that grows no more: a round has as many candidates as it may have."""
 DRAWN_COORDINATES = 4
 """What a coordinate of a drawn row takes more than another to be scanned: it is written twice."""
+MOVED_COORDINATES = 4
+"""What a coordinate takes in the density's exchange, in distances that are read."""
 EXCHANGED = 0.4
 """The part of sorting points into partitions that is done where the input is read."""
 LIGHT_TASKS = 16
@@ -160,7 +162,7 @@ def loads(size: Size) -> dict[str, Load]:
         ),
         "graph": Load(n_points * _search_work(size), steps * n_shards, steps * n_shards),
         "density": Load(
-            n_points * (shape.k + 1 + shape.n_columns),
+            n_points * (shape.k + 1 + MOVED_COORDINATES * shape.n_columns),
             2 * n_shards + ranges,
             2 * _messages(n_shards) + _messages(ranges),
             min(n_shards * ranges, n_points),

@@ -304,7 +304,11 @@ def _passing_nbytes(plan: FitPlan, stage: str, disk_nbytes: Span) -> Span:
 def _memory(plan: FitPlan, shape: Shape, n_fragments: int) -> dict[str, int]:
     """Return the likely peak of a process in each stage, its cache as full as it can be."""
     known = {stage: memory.likely_nbytes(nbytes) for stage, nbytes in plan.memory().items()}
-    points = min(plan.cache_nbytes, shape.n_points * shape.point_nbytes)
+    points_nbytes = shape.n_points * shape.point_nbytes
+    lists_nbytes = memory.lists_nbytes(shape) if plan.may_approximate else 0
+    points, lists = (
+        min(plan.cache_nbytes, nbytes) for nbytes in (points_nbytes, points_nbytes + lists_nbytes)
+    )
     cache = plan.coordinator_cache_nbytes
     coordinator = memory.likely_coordinator_nbytes(
         shape,
@@ -314,7 +318,7 @@ def _memory(plan: FitPlan, shape: Shape, n_fragments: int) -> dict[str, int]:
     return {
         "scan": known.get("scan", 0),
         "points": max(known.get("exchange", 0), known.get("partition", 0)),
-        "graph": known.get("neighbors", 0) + points,
+        "graph": known.get("neighbors", 0) + lists,
         "density": known["density"] + points,
         "fragments": known["fragments"] + points,
         **{stage: nbytes + plan.store_nbytes for stage, nbytes in coordinator.items()},

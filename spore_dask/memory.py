@@ -293,6 +293,12 @@ def approximate_nbytes(shape: Shape) -> int:
     return INTERPRETER_NBYTES + lists + points + 8 * MOST_PROBES * n_points + graph
 
 
+def lists_nbytes(shape: Shape) -> int:
+    """Return the bytes of the lists of all points in an approximate search."""
+    entry = shape.itemsize + shape.listed_nbytes + 1
+    return shape.n_points * (shape.k + LIST_MARGIN) * entry
+
+
 def extend_nbytes(shape: Shape) -> int:
     """Return the projected peak of a process that extends approximate rows, but for its cache.
 

@@ -19,10 +19,11 @@ PIECE_SECONDS = 2e-5
 """What a part of a file takes in an exchange, beside its bytes."""
 PAGE_SECONDS = 6e-6
 """What a page of rows takes that Expansion reads because its cache is smaller than the graph."""
-LEAST_SECONDS = {"expand": 5e-9, "reassign": 1.5e-8, "publish": 5e-8}
-"""What a unit of work takes the coordinator at least: samples may fit in a processor's cache."""
+LEAST_SECONDS = {"density": 2.5e-9, "expand": 5e-9, "reassign": 1.5e-8, "publish": 5e-8}
+"""What a unit of work of light stages takes at least: samples may fit in a processor's cache, and
+their files in pages of memory that are at hand."""
 NOISE_SECONDS = 0.03
-"""What a stage of the coordinator may take more or less without a reason."""
+"""What such a stage may take more or less without a reason."""
 CROWDED = 1.2
 """How much longer work takes where workers share a machine, and so its caches and its memory."""
 

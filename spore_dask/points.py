@@ -225,6 +225,12 @@ class Cache:
                 self._held.popitem(last=False)
             return value
 
+    def forget(self, url: str) -> None:
+        """Let go of what was read from a folder."""
+        with self._lock:
+            for key in [key for key in self._held if key[0] == url]:
+                del self._held[key]
+
     def nbytes(self) -> int:
         """Return the bytes that are held."""
         return sum(nbytes for _, nbytes in self._held.values())

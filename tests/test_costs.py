@@ -29,6 +29,7 @@ from spore_dask.costs import (
     ALONE,
     EXCHANGED,
     MOST_REACH,
+    MOVED_COORDINATES,
     REACH_POWER,
     STAGES,
     Load,
@@ -133,7 +134,7 @@ def test_loads_by_hand():
     assert found["scan"] == Load((1000 + 4 * 1000) * 3, 2, 2)  # all rows are drawn
     assert found["points"] == Load(1000, 7, 7, 2 * 2 * 5, n_first=2)
     assert found["graph"] == Load(1000 * (50 + 150 * 11), 5, 5)
-    assert found["density"] == Load(1000 * (11 + 3), 15, 3, 25)
+    assert found["density"] == Load(1000 * (11 + 4 * 3), 15, 3, 25)
     assert found["expand"] == Load(1000 * 11, alone=True)
     paged = loads(Size(shape, 2, 50.0, 100, n_pages=125))
     assert paged["expand"] == Load(1000 * 11, n_pieces=125, alone=True)
@@ -428,10 +429,15 @@ def test_the_page_names_the_constants_of_estimate():
         f"{piece:g} us a piece and {page:g} us a page"
     ) in text
     assert f"several workers on one machine takes {paces.CROWDED:g} times as long" in text
+    distance, noise = 1e9 * paces.LEAST_SECONDS["density"], 1000 * paces.NOISE_SECONDS
     assert (
-        f"at least {entry:g} ns for an entry of a row, reassignment {vote:g} ns for a point or a "
-        f"vote, publish {label:g} ns for a label"
+        f"density takes at least {distance:g} ns for a distance and "
+        f"{MOVED_COORDINATES * distance:g} ns for a coordinate, expansion {entry:g} ns for an "
+        f"entry of a row, reassignment {vote:g} ns for a point or a vote, publish {label:g} ns for "
+        f"a label, which is all that is known of them where they take less than {noise:g} ms"
     ) in text
+    assert f"what is compared for a point grows with its power {REACH_POWER:g}" in text
+    assert f"of `points`, {EXCHANGED:g} are shared by the tasks that read the input" in text
 
 
 def test_a_small_measurement_from_the_command_line(tmp_path, monkeypatch, capsys):

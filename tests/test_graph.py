@@ -33,6 +33,7 @@ from spore_dask.coordinates import working_coordinates
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.engine import open_engine
 from spore_dask.inputs import find_input
+from spore_dask.points import CACHE
 from spore_dask.search import neighbor_rows
 from spore_dask.stages.neighbors import search_exactly
 from spore_dask.store import Folder
@@ -154,6 +155,21 @@ def assert_sound(graph, x, k):
 def true_recall(graph, x, k):
     exact = neighbor_rows(x, k, "exact").distances
     return np.mean(graph.to_memory()[1][:, 1:] <= exact[:, -1:])
+
+
+def test_lists_of_earlier_rounds_are_let_go(tmp_path):
+    held = {}
+
+    def watch(event):
+        urls = {key[0] for key in CACHE._held}
+        held[event.stage] = {Path(url).name for url in urls if "merged-" in url}
+
+    build_graph(
+        wide(), tmp_path, 10, knn="approximate", n_partitions=5, n_workers=0, progress=watch
+    )
+    assert held["join-1"] == {"merged-0"}
+    assert held["join-2"] == {"merged-1"}
+    assert held["finish"] == set()
 
 
 def test_receipts_of_exchanges_do_not_grow_with_partitions(probed):

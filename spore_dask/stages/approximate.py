@@ -252,6 +252,7 @@ def _join(
 ) -> Receipt:
     """Offer neighbours of neighbours to the lists of a partition, and write new ones."""
     CACHE.budget_nbytes = spec.cache_nbytes
+    CACHE.forget(folder.child(f"merged-{number - 2}").url)
     source = folder.child(f"merged-{number - 1}")
     heads_of = functools.partial(_heads_of, spec.points, source)
     joined = probing.join_partition(spec.points, p, _read_lists(source, p), heads_of, effort)
@@ -297,6 +298,7 @@ def _read_lists(folder: Folder, p: int) -> Lists:
 def _finish(spec: ApproximateSpec, folder: Folder, number: int, shard_number: int) -> Receipt:
     """Write one shard of the graph, with direct distances."""
     CACHE.budget_nbytes = spec.cache_nbytes
+    CACHE.forget(folder.child(f"merged-{number - 1}").url)
     points = spec.points
     shard = new_shard(spec.shape, points.dtype, shard_number)
     for p, first, last in points.overlapping(shard.first, shard.last):
