@@ -115,14 +115,17 @@ def largest_share(n_tasks: int, n_workers: int) -> float:
     return math.ceil(n_tasks / max(1, n_workers)) / n_tasks
 
 
-def probed(n_points: int, n_columns: int, n_probes: int, n_rounds: int) -> float:
+def probed(
+    n_points: int, n_columns: int, n_probes: int, n_rounds: int, growth: float = 1.0
+) -> float:
     """Return the coordinates that an approximate search compares for a point.
 
-    Those of the cells that it probes, those of each round, and its share in the comparison of every
-    cell's centre with every other, which is what grows with the number of points.
+    Those of the cells that it probes and those of each round, `growth` times as many as they were
+    where the probes and rounds were counted; and its share in the comparison of every cell's centre
+    with every other, which grows with the number of points.
     """
     centers = n_points / POINTS_PER_PROBE**3
-    n_cells = n_probes + PROBES_PER_ROUND * n_rounds + centers
+    n_cells = growth * (n_probes + PROBES_PER_ROUND * n_rounds) + centers
     return n_columns * POINTS_PER_PROBE * n_cells
 
 

@@ -21,6 +21,7 @@ from spore_dask import costs, memory
 from spore_dask.costs import Pace, Size
 from spore_dask.errors import ParameterError
 from spore_dask.graph import Graph
+from spore_dask.inputs import is_dask
 from spore_dask.jobs import Job, find_job, place_beside
 from spore_dask.memory import Shape
 from spore_dask.paces import on_workers
@@ -157,7 +158,11 @@ def estimate(source: Any, out: Any = None, **options: Any) -> Estimate:
     pilot = fit_samples(job, plan, drawn.rows)
     stages = _project(job, plan, pilot, drawn.row_seconds, n_workers, starts_workers)
     between = START_SECONDS if starts_workers else 0.0
-    return Estimate(stages, between + pilot.between_seconds, plan.memory_limit)
+    if is_dask(job.data.content):  # computed before the first stage
+        n_chunks = -(-job.data.source.shape[0] // job.data.source.chunk_rows)
+        share = costs.largest_share(n_chunks, n_workers)
+        between += drawn.row_seconds * job.data.source.shape[0] * share
+    return Estimate(stages, between + pilot.many.between_seconds, plan.memory_limit)
 
 
 class Drawn(NamedTuple):
@@ -165,15 +170,16 @@ class Drawn(NamedTuple):
 
     rows: NDArray[Any]
     row_seconds: float
-    """What it took to read one; nothing where the source is in memory."""
+    """What it took to read one, or to compute it."""
 
 
 def _draw(source: Source, content: Any) -> Drawn:
-    """Read some rows, from chunks all over the source."""
+    """Read some rows, from chunks all over the source; all of it where it is in memory."""
     n_rows = source.shape[0]
     row_nbytes = source.shape[1] * np.dtype(source.dtype).itemsize
     wanted = min(n_rows, max(2, min(SAMPLE_POINTS, SAMPLE_NBYTES // row_nbytes)))
-    if content is not None or source.chunk_rows >= n_rows:
+    at_hand = content is not None and not is_dask(content)
+    if at_hand or source.chunk_rows >= n_rows:
         firsts, step = [0], n_rows
     else:
         step = source.chunk_rows
@@ -185,10 +191,10 @@ def _draw(source: Source, content: Any) -> Drawn:
         last = min(first + step, n_rows)
         rows = np.linspace(0, last - first - 1, min(n_here, last - first)).astype(int)
         started = time.perf_counter()
-        block = source.read(first, last) if content is None else content[first:last]
+        block = np.asarray(source.read(first, last) if content is None else content[first:last])
         seconds, n_read = seconds + time.perf_counter() - started, n_read + last - first
-        parts.append(np.asarray(block[rows]))
-    return Drawn(np.concatenate(parts), seconds / n_read if content is None else 0.0)
+        parts.append(block[rows])
+    return Drawn(np.concatenate(parts), seconds / n_read)
 
 
 def _project(
@@ -215,6 +221,8 @@ def _project(
     paces = {stage: pace for stage, pace in pilot.paces().items() if stage not in skipped}
     reading = row_seconds * n_points * costs.largest_share(size.n_input_tasks, n_workers)
     n_passes = {"scan": 1 if job.options.scale is None else 2, "points": 1}
+    if job.data.content is not None:  # what is written first is read as samples are
+        n_passes = {}
     projected = {}
     for i, (stage, pace) in enumerate(paces.items()):
         if starts_workers and i == 0:
@@ -252,15 +260,15 @@ def _whole_size(plan: FitPlan, shape: Shape, pilot: Pilot) -> Size:
     factor = n_points / sample.shape.n_points
     few, many = (Graph(*each.run.graph) for each in (pilot.few, pilot.many))
     growth = _search_growth(few, many, n_points) if factor > 1 else 1.0
-    compared = sample.compared
+    compared = sample.compared * growth
     if sample.n_rounds is not None:
         n_probes = many.summary["found"]["n_probes"]
-        compared = costs.probed(n_points, shape.n_columns, n_probes, sample.n_rounds)
+        compared = costs.probed(n_points, shape.n_columns, n_probes, sample.n_rounds, growth)
     fits = plan.coordinator_cache_nbytes >= n_points * shape.row_nbytes
     return Size(
         shape,
         -(-n_points // plan.input_shape.rows_per_task),
-        compared * growth,
+        compared,
         round(sample.n_fragments * factor),
         sample.fragment_compared * growth,
         sample.n_rounds,

@@ -37,6 +37,7 @@ from spore_dask.graph import (
 from spore_dask.inputs import check_unchanged
 from spore_dask.jobs import Job
 from spore_dask.orders import Order
+from spore_dask.params import Params
 from spore_dask.pilot import CELLS, EXACT, PROBES, PRODUCTS, PYNNDESCENT
 from spore_dask.plan import FitPlan, disk_free, refuse_disk
 from spore_dask.points import CACHE
@@ -212,7 +213,7 @@ class Fit:
         """Tell whether to search for the neighbours of fragments in a second pass.
 
         An exact graph that is there will do, short or long. Approximate rows differ, so that only
-        the pilot tells.
+        the pilot tells, with the default threshold: another one is no reason for another graph.
         """
         if plan.shape.k == plan.shape.longest_k:
             return False
@@ -221,6 +222,8 @@ class Fit:
                 if is_done(graph_folder(self.job.folder, found, scanned, search)):
                     return found.shape.k == plan.shape.k
         params = self.job.resolved
+        if search not in EXACT:
+            params = dataclasses.replace(params, z=None, z_percentile=Params().z_percentile)
         pilot = functools.partial(cluster_sample, scanned, params)
         work = Work("pilot", pilot, [PILOT_POINTS], plan.memory()["driver"])
         folder = scanned.folder.child("pilot-" + hash_of(dataclasses.asdict(params)))

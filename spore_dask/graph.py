@@ -41,7 +41,7 @@ from spore_dask.stages.scan import Scan, ScanSpec, scan
 from spore_dask.store import Folder, address, hash_of
 from spore_dask.tasks import MARKER, Work, is_done, run_work
 
-FORMAT = 9
+FORMAT = 8
 """Version of what is written; another one is another run."""
 POINTER = "graph.json"
 """Names the graph that was finished last, and in its folder says what it is."""

@@ -55,26 +55,33 @@ def compared_by_cells(sample: NDArray[np.floating], k: int, n_points: int, knn: 
     """Project the coordinates that a point is compared with in an exact search of `n_points`.
 
     The count on the sample grows to that of the whole half as fast as it grew from a part of the
-    sample, which is about what it does. Stops where that part settles the choice.
+    sample, which is about what it does. Stops where that part settles that the search is
+    approximate.
     """
     rows = np.arange(len(sample), dtype=np.uint32)
+    exact = is_exact(knn, n_points, sample.shape[1])
     for step in (PILOT_SHRINK, SHRINK):
         few = np.ascontiguousarray(sample[::step])
         first = compared_from_cells(
             build_cells(few, rows[::step], n_threads=1), min(k, len(few) - 1)
         )
         projected = first * math.sqrt(n_points / len(few))
-        if knn != "exact" and projected > EXACT_COORDINATES[knn]:
+        if not exact and projected > EXACT_COORDINATES[knn]:
             return projected
     second = compared_from_cells(build_cells(sample, rows, n_threads=1), k)
     growth = min(1.0, max(0.0, math.log(second / first, SHRINK))) / 2
     return float(second * (n_points / len(sample)) ** growth)
 
 
+def is_exact(knn: str, n_points: int, n_columns: int) -> bool:
+    """Tell whether a search is exact, whatever cells would compare."""
+    affordable = n_points**2 * n_columns <= AUTO_EXACT_COMPARISONS
+    return knn == "exact" or (knn == "auto" and affordable)
+
+
 def choose_search(knn: str, compared: float, n_points: int, n_columns: int) -> str:
     """Return how to search, given the coordinates that cells would compare for a point."""
-    affordable = n_points**2 * n_columns <= AUTO_EXACT_COMPARISONS
-    exact = knn == "exact" or (knn == "auto" and affordable)
+    exact = is_exact(knn, n_points, n_columns)
     if n_points <= ALWAYS_EXACT_POINTS or (
         exact and cells_beat_products(compared, n_points, n_columns)
     ):

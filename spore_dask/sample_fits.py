@@ -82,14 +82,14 @@ class SampleFit(Fit):
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Equal fits: one of them, and how long their stages took at least, and all of it.
+    """Equal fits: one of them, and how long their stages took at least, and what is between them.
 
     What else the machine does can only add to that.
     """
 
     run: Run
     stages: dict[str, float]
-    seconds: float
+    between_seconds: float
 
     @property
     def size(self) -> Size:
@@ -117,11 +117,6 @@ class Pilot:
         if self.few.size.has_long_rows != self.many.size.has_long_rows:
             few.pop("fragments", None)  # which were searched in one, and copied in the other
         return find_paces(few, split, self.many.timed)
-
-    @property
-    def between_seconds(self) -> float:
-        """Time that a fit of many spent between its stages."""
-        return max(0.0, self.many.seconds - sum(self.many.stages.values()))
 
 
 def fit_samples(job: Job, plan: FitPlan, sample: NDArray[Any]) -> Pilot:
@@ -175,7 +170,8 @@ def _repeat(
         kept = kept or run
     assert kept is not None
     least = {name: min(one[name] for one in stages) for name in stages[0]}
-    return Sample(kept, least, min(took))
+    between = (whole - sum(one.values()) for whole, one in zip(took, stages, strict=True))
+    return Sample(kept, least, max(0.0, min(between)))
 
 
 def _fit(

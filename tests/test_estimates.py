@@ -1,10 +1,13 @@
 """What `estimate` says before a fit, beside what the fit then has."""
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
+import time
 
+import dask.array as da
 import numpy as np
 import pytest
 import zarr
@@ -17,7 +20,7 @@ from spore_dask import (
     estimates,
     sample_fits,
 )
-from spore_dask.costs import REACH_POWER
+from spore_dask.costs import REACH_POWER, reach_growth
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.graph import Graph
 from spore_dask.jobs import find_job
@@ -167,7 +170,7 @@ def test_the_way_that_the_whole_will_be_searched(tmp_path):
         (x, {}, Search(PROBES, None)),
         (x, {"knn": "exact"}, Search(PRODUCTS, None)),
         (x, {"knn": "approximate", "knn_index": "pynndescent"}, Search(PYNNDESCENT, None)),
-        (x[:20_000], {}, Search(CELLS, None)),
+        (x[:20_000], {}, Search(PRODUCTS, None)),
         (x[:20_000], {"knn": "approximate"}, Search(PROBES, None)),
         (x[:, :3], {}, Search(CELLS, None)),
         (x[:1000], {"graph": graph, "reassignment_neighbors": 20}, Search(CELLS, True)),
@@ -211,7 +214,7 @@ def test_rows_of_the_sample_come_from_everywhere(tmp_path):
         job = find_job(source, tmp_path / "out")
         drawn = estimates._draw(job.data.source, job.data.content)
         sample = drawn.rows[:, 0]
-        assert (drawn.row_seconds > 0) == (source is not x)
+        assert drawn.row_seconds > 0
         assert 90_000 < len(np.unique(sample)) == len(sample) <= estimates.SAMPLE_POINTS
         assert sample[-1] > 148_000
     narrow = write_zarr(tmp_path / "narrow.zarr", x, 1000)
@@ -241,12 +244,34 @@ def test_approximate_searches_grow_with_what_they_reach(monkeypatch, tmp_path):
     assert many.summary["search"] == PROBES
     reaches = [graph.summary["found"]["reach"] for graph in (few, many)]
     assert 1 < reaches[0] < reaches[1]
-    whole, sample = (
-        estimates._whole_size(job.plan(None, 0), pilot.many.size.shape, pilot),
-        pilot.many.size,
-    )
-    assert (whole.compared, whole.fragment_compared) == (sample.compared, sample.fragment_compared)
-    assert 1 < estimates._search_growth(few, many, 100_000) < (100 / 24) ** REACH_POWER
+    sample = pilot.many.size
+    same = estimates._whole_size(job.plan(None, 0), sample.shape, pilot)
+    assert (same.compared, same.fragment_compared) == (sample.compared, sample.fragment_compared)
+    growth = reach_growth((6000, reaches[0]), (24_000, reaches[1]), 240_000)
+    assert 1 < growth < 10**REACH_POWER
+    larger = dataclasses.replace(sample.shape, n_points=240_000)
+    whole = estimates._whole_size(job.plan(None, 0), larger, pilot)
+    assert whole.fragment_compared == pytest.approx(growth * sample.fragment_compared)
+    found = many.summary["found"]
+    cells = growth * (found["n_probes"] + 32 * found["n_rounds"]) + 240_000 / 64**3
+    assert whole.compared == pytest.approx(64 * 24 * cells)
+
+
+def test_only_some_chunks_of_a_dask_array_are_computed(monkeypatch, tmp_path):
+    monkeypatch.setattr(sample_fits, "REPEATS", 1)
+    computed = []
+
+    def block(block_id):
+        computed.append(block_id)
+        time.sleep(0.01)
+        return np.random.default_rng(block_id[0]).random((1000, 2), np.float32)
+
+    x = da.map_blocks(block, chunks=((1000,) * 40, (2,)), dtype=np.float32, meta=np.empty((0, 2)))
+    computed.clear()
+    said = estimate(x, tmp_path / "out", n_workers=0)
+    assert len(set(computed)) == 16
+    assert said.other_seconds > 40 * 0.01
+    assert said.other_seconds > estimate(np.asarray(x), n_workers=0).other_seconds + 0.2
 
 
 def test_data_that_few_partitions_can_hold():

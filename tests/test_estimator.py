@@ -184,9 +184,23 @@ def test_sources_and_options_of_fit(tmp_path):
 
 
 def test_every_option_of_fit_is_one_of_the_estimator():
-    options = set(inspect.signature(spore_dask.fit).parameters)
-    options -= {"source", "params", "n_trials", "given"}
-    assert options <= set(SPORE().get_params())
+    options = dict(inspect.signature(spore_dask.fit).parameters)
+    for name in ("source", "params", "n_trials", "given"):
+        del options[name]
+    known = SPORE().get_params()
+    assert {name: option.default for name, option in options.items()} == {
+        name: known[name] for name in options
+    }
+
+
+def test_every_option_of_a_graph_is_one_of_fit():
+    known = inspect.signature(spore_dask.fit).parameters
+    options = dict(inspect.signature(spore_dask.build_graph).parameters)
+    for name in ("source", "out", "k"):
+        del options[name]
+    assert {name: option.default for name, option in options.items()} == {
+        name: known[name].default for name in options
+    }
 
 
 def test_a_recall_under_the_target_warns_in_memory():

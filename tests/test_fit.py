@@ -170,10 +170,16 @@ class TestLabels:
         assert_labels(run, cluster_graph(*graph.to_memory(), x))
 
     def test_of_golden_datasets(self, tmp_path, golden):
-        source = write_zarr(tmp_path / "x.zarr", golden["X"], 100)
-        for config, labels in zip(golden["configs"], golden["labels"], strict=True):
-            run = fit(source, knn="exact", n_workers=0, n_partitions=4, **config["params"])
-            assert_labels(run, labels)
+        x, configs, labels = (golden[name] for name in ("X", "configs", "labels"))
+        source = write_zarr(tmp_path / "x.zarr", x, 100)
+        given = {"knn": "exact", "n_partitions": 4}
+        for i, config in enumerate(configs):
+            cache_limit = (None, 0)[i % 2]
+            run = fit(source, n_workers=0, cache_limit=cache_limit, **given, **config["params"])
+            assert_labels(run, labels[i])
+        other = write_zarr(tmp_path / "other.zarr", x, 37)
+        run = fit(other, n_workers=1 + len(x) % 3, **given, **configs[0]["params"])
+        assert_labels(run, labels[0])
 
     @pytest.mark.parametrize(
         ("n_points", "config"),
@@ -282,6 +288,27 @@ class TestSharing:
         assert_labels(fit(source, n_workers=0, progress=events.append), town_labels())
         assert events == []
         assert open_run(first.path).id == first.id
+
+    @pytest.mark.parametrize("knn", ["exact", "approximate"])
+    def test_another_threshold_redoes_expansion_and_what_follows(self, tmp_path, knn):
+        x = np.random.default_rng(0).normal(size=(6000, 80)).astype(np.float32)
+        shares = []
+        for z_percentile in (95, 2):  # few fragments, and many
+            events = []
+            run = fit(
+                x,
+                tmp_path,
+                knn=knn,
+                z_percentile=z_percentile,
+                n_workers=0,
+                keep="all",
+                progress=events.append,
+            )
+            shares.append(run.summary["n_skeleton"] / len(x))
+        assert (Graph(*run.graph).recall.certified == 1) == (knn == "exact")
+        assert shares[0] > 2 / 3 > 1 / 3 > shares[1]
+        allowed = {"input", "percentiles-0", "percentiles-1", "expand", "fragments", "gather"}
+        assert set(stage_ends(events)) <= allowed | {"reassign", "publish"}
 
     def test_a_call_that_finds_all_done_writes_no_pointer_that_another_might_sweep(self, tmp_path):
         source = write_zarr(tmp_path / "x.zarr", town()[:3000])
