@@ -61,10 +61,10 @@ def _pace_of(stage: str, few: Timed | None, split: Timed | None, many: Timed) ->
     seconds, work = _work_seconds(many, per_task), many.load.work
     per_work, least = seconds / work if work else 0.0, LEAST_SECONDS.get(stage, 0.0)
     if few is not None and 0 < 2 * few.load.work <= work:
-        before = _work_seconds(few, per_task)
-        per_work = min(per_work, max(0.0, (seconds - before) / (work - few.load.work)))
-        if least and per_work * work < NOISE_SECONDS:  # too short to tell
-            seconds, per_work = min(seconds, before), 0.0
+        more = seconds - _work_seconds(few, per_task)
+        per_work = min(per_work, max(0.0, more / (work - few.load.work)))
+    if least and per_work * work < NOISE_SECONDS:  # too short to tell
+        seconds, per_work = _work_seconds(split or many, per_task), 0.0
     fixed = seconds - per_work * work
     per_work = max(per_work, least)
     return Pace(fixed, per_work, per_task, per_piece=PAGE_SECONDS if stage in ALONE else 0.0)

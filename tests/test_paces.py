@@ -59,8 +59,11 @@ def test_few_that_tell_nothing_of_many():
 def test_the_coordinator_takes_a_least_time_and_reads_pages():
     found = pace_of("publish", (100, 0, 0.1), (100, 0, 0.1), (1000, 0, 0.1))
     assert found == Pace(0.1, LEAST_SECONDS["publish"], per_piece=PAGE_SECONDS)
-    short = pace_of("publish", (100, 0, 0.01), (100, 0, 0.01), (1000, 0, 0.03))
-    assert short == Pace(0.01, LEAST_SECONDS["publish"], per_piece=PAGE_SECONDS)  # too short
+    for few in ((100, 0, 0.01), (600, 0, 0.01), None):  # too short to tell
+        short = pace_of("publish", few, (100, 0, 0.012), (1000, 0, 0.025))
+        assert short == Pace(0.012, LEAST_SECONDS["publish"], per_piece=PAGE_SECONDS)
+    short = pace_of("publish", None, None, (1000, 0, 0.025))
+    assert short == Pace(0.025, LEAST_SECONDS["publish"], per_piece=PAGE_SECONDS)
     long = pace_of("publish", (100, 0, 0.01), (100, 0, 0.01), (1000, 0, 0.1))
     assert (long.fixed, long.per_work) == (pytest.approx(0.0), pytest.approx(1e-4))
     load = Load(1e9, n_pieces=1000, alone=True)
