@@ -79,10 +79,17 @@ class Load:
     alone: bool = False
     """Whether the coordinator does it all."""
     n_first: int = 0
-    """Tasks of a first list, which do the part `EXCHANGED` of it all before others begin."""
+    """Tasks of a first list, which do the part `EXCHANGED` of the work before others begin."""
+
+    def most_tasks(self, n_workers: int) -> int:
+        """Return how many tasks the worker with the most of them gets."""
+        if self.alone:
+            return self.n_tasks
+        lists = self.n_first, self.n_tasks - self.n_first
+        return sum(-(-n_tasks // max(1, n_workers)) for n_tasks in lists)
 
     def share(self, n_workers: int) -> float:
-        """Return the part of it all that the worker with the most to do gets."""
+        """Return the part of the work that the worker with the most to do gets."""
         if self.alone or self.n_tasks == 0:
             return 1.0
         rest = largest_share(self.n_tasks - self.n_first, n_workers)
@@ -105,9 +112,9 @@ class Pace:
 
     def seconds(self, load: Load, n_workers: int) -> float:
         """Return how long the stage takes."""
-        shared = self.per_work * load.work + self.per_task * load.n_tasks
-        shared += self.per_piece * load.n_pieces
-        return self.fixed + self.per_sent * load.n_sent + load.share(n_workers) * shared
+        shared = self.per_work * load.work + self.per_piece * load.n_pieces
+        own = self.per_task * load.most_tasks(n_workers) + load.share(n_workers) * shared
+        return self.fixed + self.per_sent * load.n_sent + own
 
 
 def largest_share(n_tasks: int, n_workers: int) -> float:

@@ -158,7 +158,7 @@ def estimate(source: Any, out: Any = None, **options: Any) -> Estimate:
     pilot = fit_samples(job, plan, drawn.rows)
     stages = _project(job, plan, pilot, drawn.row_seconds, n_workers, starts_workers)
     between = START_SECONDS if starts_workers else 0.0
-    if is_dask(job.data.content):  # computed before the first stage
+    if job.data.is_computed:  # before the first stage
         n_chunks = -(-job.data.source.shape[0] // job.data.source.chunk_rows)
         share = costs.largest_share(n_chunks, n_workers)
         between += drawn.row_seconds * job.data.source.shape[0] * share
@@ -174,12 +174,11 @@ class Drawn(NamedTuple):
 
 
 def _draw(source: Source, content: Any) -> Drawn:
-    """Read some rows, from chunks all over the source; all of it where it is in memory."""
+    """Read or compute some rows, from chunks all over the source."""
     n_rows = source.shape[0]
     row_nbytes = source.shape[1] * np.dtype(source.dtype).itemsize
     wanted = min(n_rows, max(2, min(SAMPLE_POINTS, SAMPLE_NBYTES // row_nbytes)))
-    at_hand = content is not None and not is_dask(content)
-    if at_hand or source.chunk_rows >= n_rows:
+    if isinstance(content, np.ndarray) or source.chunk_rows >= n_rows:
         firsts, step = [0], n_rows
     else:
         step = source.chunk_rows
@@ -191,7 +190,8 @@ def _draw(source: Source, content: Any) -> Drawn:
         last = min(first + step, n_rows)
         rows = np.linspace(0, last - first - 1, min(n_here, last - first)).astype(int)
         started = time.perf_counter()
-        block = np.asarray(source.read(first, last) if content is None else content[first:last])
+        block: Any = source.read(first, last) if content is None else content[first:last]
+        block = block.compute(scheduler="synchronous") if is_dask(block) else np.asarray(block)
         seconds, n_read = seconds + time.perf_counter() - started, n_read + last - first
         parts.append(block[rows])
     return Drawn(np.concatenate(parts), seconds / n_read)

@@ -450,8 +450,7 @@ def search_disk_nbytes(shape: Shape, may_approximate: bool) -> int:
     graph = shape.n_points * (shape.row_nbytes + shape.number_nbytes)
     if not may_approximate:
         return graph
-    entry = shape.itemsize + shape.listed_nbytes + 1
-    lists = shape.n_points * (shape.k + LIST_MARGIN) * entry
+    lists = lists_nbytes(shape)
     return max(graph + lists, 3 * lists)
 
 

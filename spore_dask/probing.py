@@ -200,7 +200,7 @@ def enough_probes(ranks: NDArray[np.int64], start_recall: float = START_RECALL) 
 
 
 def reach_of(ranks: NDArray[np.int64]) -> float:
-    """Return in how many cells, the nearest first, that much of the true neighbours is."""
+    """Return in how many cells, the nearest first, `START_RECALL` of the true neighbours are."""
     return float(np.quantile(ranks, START_RECALL)) + 1
 
 

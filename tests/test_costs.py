@@ -192,6 +192,8 @@ def test_work_that_is_done_in_two_lists():
     assert pace.seconds(load, 0) == pace.seconds(load, 1) == pytest.approx(10)
     assert pace.seconds(load, 4) == pytest.approx(10 * (EXCHANGED + (1 - EXCHANGED) / 4))
     assert pace.seconds(load, 100) == pytest.approx(10 * (EXCHANGED + (1 - EXCHANGED) / 16))
+    assert [load.most_tasks(n) for n in (0, 1, 4, 100)] == [17, 17, 5, 2]
+    assert Pace(0.0, 0.0, 0.1).seconds(load, 4) == pytest.approx(0.5)
 
 
 def test_growth_of_approximate_searches_by_hand():

@@ -182,7 +182,7 @@ def _row_of(run: Measured, stage: str) -> Row:
     return Row(
         pace_name(stage, run.size),
         (1.0, share * load.work),
-        (share * load.n_tasks, *pieces),
+        (load.most_tasks(run.n_workers), *pieces),
         load.n_sent,
         max(run.seconds[stage], 1e-6),
     )

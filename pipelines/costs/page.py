@@ -33,12 +33,12 @@ PICTURE = "scale"
 SIZES = (10**8, 10**9)
 WORKERS = (10, 100)
 UNITS = {
-    "scan": "coordinate",
+    "scan": "coordinate, five times that if it is drawn",
     "points, exact": "point",
     "points, approximate": "coordinate",
     "graph, exact": "coordinate compared",
     "graph, approximate": "coordinate compared",
-    "density": "distance or coordinate",
+    "density": "distance, four times that a coordinate",
     "expand": "distance",
     "fragments, exact": "coordinate compared",
     "fragments, approximate": "coordinate compared",

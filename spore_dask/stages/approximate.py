@@ -118,7 +118,7 @@ class Run:
         return [r["n_longer"] for r in run_work(self.engine, self.folder, work)]
 
     def _begin(self) -> Receipt:
-        """Search the sample exactly; return how many cells each point is to probe, and why."""
+        """Search the sample exactly; return how many cells to probe, and the reach of a point."""
         if not has_truth(self.folder):
             self.each("draw", _draw)
             drawn = [self.folder.child("drawn").read_array(str(p)) for p in self.full]
