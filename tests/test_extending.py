@@ -324,10 +324,10 @@ def test_labels_do_not_depend_on_other_fits_in_the_folder(tmp_path, monkeypatch)
     shares = iter([0.0, 0.9, 0.9])
     monkeypatch.setattr(fitting, "cluster_sample", lambda *_: {"share": next(shares)})
     options = {"knn": "approximate", "n_partitions": 5, "recall_target": 0.9, "n_workers": 0}
-    fit(wide(), tmp_path / "out", z=5.0, **options)
-    run = fit(wide(), tmp_path / "out", z=1.0, **options)
+    fit(wide(), tmp_path / "out", min_retained=2, **options)
+    run = fit(wide(), tmp_path / "out", **options)
     assert Graph(*run.graph).k == run.summary["params"]["k"]
-    assert_labels(run, labels_of(fit(wide(), tmp_path / "fresh", z=1.0, **options)))
+    assert_labels(run, labels_of(fit(wide(), tmp_path / "fresh", **options)))
 
 
 @pytest.mark.parametrize("index", [None, "pynndescent"])

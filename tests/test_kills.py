@@ -46,6 +46,7 @@ fit(source, out, progress=watch, **json.loads(options))
 WIDE = functools.partial(wide, 5000, 60)
 EXACT = {"n_partitions": 6, "n_workers": 0, "keep": "all"}
 APPROXIMATE = {**EXACT, "n_partitions": 4, "knn": "approximate", "recall_target": 0.999}
+FEW_FRAGMENTS = {"min_cluster_size": 2, "expansion_neighbors": 24, "reassignment_neighbors": 48}
 KILLS = {
     "a small cache": (town, EXACT | {"n_partitions": 20, "cache_limit": "200kB"}, [
         ("scan", 0), ("pilot", 0), ("exchange", 0), ("partition", 3), ("copies", 0),
@@ -65,7 +66,7 @@ KILLS = {
         ("join-1", 2), ("edges-1", 2), ("merge-1", 2),
         ("join-2", 2), ("edges-2", 2), ("merge-2", 2), ("finish", 2),
     ]),
-    "extended rows": (WIDE, APPROXIMATE | {"z": 5.0}, [
+    "extended rows": (WIDE, APPROXIMATE | FEW_FRAGMENTS, [
         ("finish", 2), ("longer", 2), ("fragments", 2), ("gather", 0), ("publish", 1),
     ]),
 }  # fmt: skip
