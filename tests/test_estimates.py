@@ -237,22 +237,31 @@ def test_the_source_is_read_by_each_pass(tmp_path, monkeypatch, scale, n_scans):
     assert sum(stage.seconds[0] for stage in stages.values()) < 80
 
 
-def test_approximate_searches_grow_with_what_they_reach(monkeypatch, tmp_path):
+def fit_normal(shape, knn, folder, monkeypatch):
+    """Fit samples of normal points; return their plan, their pilot, and the graphs of few and many.
+
+    The files go with the pilot.
+    """
     monkeypatch.setattr(sample_fits, "REPEATS", 1)
-    x = np.random.default_rng(0).normal(size=(24_000, 24)).astype(np.float32)
-    job = find_job(x, tmp_path / "out", knn="approximate")
-    pilot = fit_samples(job, job.plan(None, 0), x)  # whose files go with it
-    few, many = (Graph(*each.run.graph) for each in (pilot.few, pilot.many))
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    job = find_job(x, folder / "out", knn=knn)
+    plan = job.plan(None, 0)
+    pilot = fit_samples(job, plan, x)
+    return plan, pilot, *(Graph(*each.run.graph) for each in (pilot.few, pilot.many))
+
+
+def test_approximate_searches_grow_with_what_they_reach(monkeypatch, tmp_path):
+    plan, pilot, few, many = fit_normal((24_000, 24), "approximate", tmp_path, monkeypatch)
     assert many.summary["search"] == PROBES
     reaches = [graph.summary["found"]["reach"] for graph in (few, many)]
     assert 1 < reaches[0] < reaches[1]
     sample = pilot.many.size
-    same = estimates._whole_size(job.plan(None, 0), sample.shape, pilot)
+    same = estimates._whole_size(plan, sample.shape, pilot)
     assert (same.compared, same.fragment_compared) == (sample.compared, sample.fragment_compared)
     growth = reach_growth((6000, reaches[0]), (24_000, reaches[1]), 240_000)
     assert 1 < growth < 10**REACH_POWER
     larger = dataclasses.replace(sample.shape, n_points=240_000)
-    whole = estimates._whole_size(job.plan(None, 0), larger, pilot)
+    whole = estimates._whole_size(plan, larger, pilot)
     assert whole.fragment_compared == pytest.approx(growth * sample.fragment_compared)
     found = many.summary["found"]
     cells = growth * (found["n_probes"] + 32 * found["n_rounds"]) + 240_000 / 64**3
@@ -303,11 +312,8 @@ def test_points_that_are_all_the_same():
 
 
 def test_products_grow_with_the_number_of_points(monkeypatch, tmp_path):
-    monkeypatch.setattr(sample_fits, "REPEATS", 1)
-    x = np.random.default_rng(0).normal(size=(5000, 64)).astype(np.float32)
-    job = find_job(x, tmp_path / "out", knn="exact")
-    pilot = fit_samples(job, job.plan(None, 0), x)  # whose files go with it
-    few, many = (Graph(*each.run.graph) for each in (pilot.few, pilot.many))
+    _, pilot, few, many = fit_normal((5000, 64), "exact", tmp_path, monkeypatch)
+    assert pilot.many.size.shape.n_points == 5000
     assert many.summary["search"] == PRODUCTS
     assert estimates._search_growth(few, many, 50_000) == 10
 
