@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import distributed
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 import spore_dask
+from spore_dask.cgroups import usable_nbytes
 from spore_dask.engine import NoSchedulerError, WorkerLostError, open_engine
 from spore_dask.engine.kinds import kubernetes_options, slurm_options
 from spore_dask.errors import ClusterError, ParameterError
@@ -95,28 +97,20 @@ def test_default_is_local(monkeypatch):
     monkeypatch.setattr(kinds, "n_threads", lambda: 1)
     with spore_dask.connect() as client:
         [worker] = client.scheduler_info()["workers"].values()
-    assert worker["memory_limit"] == psutil.virtual_memory().total // 2
+    assert worker["memory_limit"] == usable_nbytes() // 2
 
 
-SECTIONS = {
-    "distributed.LocalCluster": {"processes": False, "threads_per_worker": 1},
-    "distributed.deploy.subprocess.SubprocessCluster": {
-        "worker_class": "distributed.Worker",
-        "threads_per_worker": 1,
-        "worker_kwargs": {"dashboard_address": "127.0.0.1:0"},
-    },
-}
-
-
-@pytest.mark.parametrize("name", SECTIONS)
-def test_any_class(name):
-    options = {"n_workers": 1, **SECTIONS[name]}
-    section = {"kind": "class", "class": name, "options": options, "scale": 1}
+@pytest.mark.parametrize("processes", [False, True])
+def test_any_class(processes):
+    options = {"n_workers": 1, "processes": processes, "threads_per_worker": 1}
+    section = {"kind": "class", "class": "distributed.LocalCluster", "options": options, "scale": 1}
+    resource_tracker.ensure_running()  # which multiprocessing starts, and leaves running
     before = children()
     with spore_dask.connect(section) as client:
         cluster = client.cluster
         assert client.submit(square, 3).result() == 9
         assert hosts_listened_on() == {"127.0.0.1"}
+        assert cluster.scheduler_address.startswith("tls://")
     assert cluster.status == distributed.core.Status.closed
     assert children() == before
 
@@ -210,7 +204,10 @@ WRONG = [
     ({"kind": "slurm", "memory": "1GiB", "jobs": 0}, r"^jobs is 0, but it must be"),
     ({"kind": "kubernetes", "imge": "x"}, r"did you mean 'image'\?"),
     ({"kind": "class", "class": "nothing.Here"}, r"^The cluster's class 'nothing.Here' cannot be"),
-    ({"kind": "class", "class": "Here"}, r"^The cluster's class 'Here' cannot be imported"),
+    ({"kind": "class", "class": "Here"}, r"^class is 'Here', but it must be an import path such"),
+    ({"kind": "class", "class": "a b.C"}, r"^class is 'a b.C', but it must be an import path such"),
+    ({"kind": "class", "class": "os.system"}, r"'os.system' is no subclass of distributed.deploy"),
+    ({"kind": "class", "class": "distributed.deploy.subprocess.SubprocessCluster"}, "no subclass"),
     ({"kind": "class", "class": "distributed.LocalCluster", "options": 3}, r"^options is 3, but"),
     ({"kind": "class", "class": "distributed.deploy.spec.SpecCluster", "options": {"a": 1}}, "'a'"),
 ]
@@ -221,6 +218,15 @@ def test_wrong_sections_are_refused(section, text):
     for call in (spore_dask.check_cluster, spore_dask.connect):
         with pytest.raises(ParameterError, match=text):
             call(section)
+
+
+def test_a_class_that_is_no_cluster_is_not_called(tmp_path):
+    options = {"args": ["touch", str(tmp_path / "called")]}
+    section = {"kind": "class", "class": "subprocess.Popen", "options": options}
+    for call in (spore_dask.check_cluster, spore_dask.connect):
+        with pytest.raises(ParameterError, match=r"is no subclass of distributed\.deploy\.Cluster"):
+            call(section)
+    assert not (tmp_path / "called").exists()
 
 
 @pytest.mark.parametrize("section", [{"kind": "local", "n_workers": 1}, "tcp://127.0.0.1:1"])

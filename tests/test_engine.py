@@ -543,7 +543,12 @@ def test_client_and_address_are_used_and_left_open():
 
 
 def test_workers_started_by_others_are_prepared_too(local):
-    with open_engine(local._client.scheduler.address) as outside:
+    from distributed import Client
+
+    with (
+        Client(local._client.cluster, set_as_default=False) as client,
+        open_engine(client) as outside,
+    ):
         assert (outside.n_workers, outside.memory_limit) == (2, 600 * MIB)
         receipts = outside.run("look", environment, range(20), needs_nbytes=1)
     assert len({variables["NUMBA_CACHE_DIR"] for _, variables, _ in receipts}) == 2

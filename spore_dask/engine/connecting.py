@@ -12,7 +12,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from spore_dask.engine.failures import NoSchedulerError
-from spore_dask.engine.kinds import KINDS, Cluster, Start, nearest, one_line, start_local
+from spore_dask.engine.kinds import (
+    KINDS,
+    Cluster,
+    Start,
+    check_class,
+    nearest,
+    one_line,
+    start_local,
+)
 from spore_dask.engine.watching import wait_for_workers
 from spore_dask.engine.workers import LocalWorkers
 from spore_dask.errors import ParameterError
@@ -41,7 +49,8 @@ def connect(cluster: str | Mapping[str, Any] | None = None) -> Client:
         - `address`: the `address` of a scheduler that runs.
         - `slurm`: as many `jobs`, and keywords of `dask_jobqueue.SLURMCluster`, such as `memory`.
         - `kubernetes`: keywords of `dask_kubernetes.operator.KubeCluster`, such as `n_workers`.
-        - `class`: the import path of any cluster `class`, its `options`, and its `scale`.
+        - `class`: the import path of any `class` that is a subclass of
+          `distributed.deploy.Cluster`, its `options`, and its `scale`.
 
         `address`, `slurm` and `class` take `tls`: the files `ca`, `cert` and `key`.
 
@@ -59,20 +68,28 @@ def connect(cluster: str | Mapping[str, Any] | None = None) -> Client:
     return _connected(_checked(cluster))
 
 
-def check_cluster(cluster: str | Mapping[str, Any] | None = None) -> None:
+def check_cluster(
+    cluster: str | Mapping[str, Any] | None = None, *, import_class: bool = True
+) -> None:
     """Check what `connect` would be given, and start nothing.
 
     Parameters
     ----------
     cluster : str or dict, optional
         As `connect` takes it.
+    import_class : bool, default True
+        Whether to import the `class` that a section names, which runs code of its module. If not,
+        only the spelling of its name is checked, and not what it takes.
 
     Raises
     ------
     ParameterError
         If the section is wrong, a file of `tls` cannot be used, or a library is missing.
     """
-    _checked(cluster)
+    section = _section_of(cluster)
+    kind = section.pop("kind")
+    check: Any = KINDS[kind] if import_class or kind != "class" else check_class
+    check(section)
 
 
 def _checked(cluster: Any) -> Start:

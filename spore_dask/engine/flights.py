@@ -66,7 +66,7 @@ class Flight:
         try:
             self._top_up()
             while n_left:  # also when nothing can be in flight just now
-                self._tell_losses()
+                self._tell_news()
                 landed = self._next()
                 outcomes = self._fetch(landed)
                 for future in landed:
@@ -86,14 +86,14 @@ class Flight:
                     except KilledWorker as error:
                         cause = self._watch.cause(str(error.last_worker.name))
                         text = self._too_big(number, error, cause, needs_nbytes, memory_limit)
-                        self._tell_losses()
+                        self._tell_news()
                         too_big = cause == cause_of(LIMIT_EXIT)
                         raise (TaskTooBigError if too_big else WorkerLostError)(text) from None
                     except Exception as error:
                         error.add_note(self._steps.name(number, self._items[number]))
                         raise
                 self._top_up()
-            self._tell_losses()
+            self._tell_news()
         except SporeError:
             raise
         except Exception as error:
@@ -194,9 +194,9 @@ class Flight:
         else:
             future.add_done_callback(self._landed.put)
 
-    def _tell_losses(self) -> None:
-        for text in self._watch.look():
-            self._steps.tell("worker-lost", text=text)
+    def _tell_news(self) -> None:
+        for kind, text in self._watch.look():
+            self._steps.tell(kind, text=text)
 
     def _too_big(
         self, number: int, error: Any, cause: str, needs_nbytes: int, memory_limit: int | None

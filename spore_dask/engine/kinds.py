@@ -18,10 +18,10 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import psutil
-
+from spore_dask.cgroups import usable_nbytes
 from spore_dask.engine import settings
-from spore_dask.engine.settings import OUTSIDE_ENVIRON, SCHEDULER_CONFIG
+from spore_dask.engine.securing import new_certificate, security_of
+from spore_dask.engine.settings import LOCAL_CONFIG, OUTSIDE_ENVIRON, SCHEDULER_CONFIG
 from spore_dask.engine.workers import LocalWorkers
 from spore_dask.errors import ClusterError, ParameterError, SporeError
 from spore_dask.params import Range, count
@@ -37,6 +37,10 @@ ENCRYPTED = ("tls://", "wss://")
 
 N_WORKERS = count(optional=True)
 TEXT = Range("a text", lambda v: isinstance(v, str) and bool(v.strip()))
+IMPORT_PATH = Range(
+    "an import path such as 'distributed.LocalCluster'",
+    lambda v: isinstance(v, str) and "." in v and all(map(str.isidentifier, v.split("."))),
+)
 SECONDS = Range(
     "a number of seconds above 0",
     lambda v: isinstance(v, int | float) and not isinstance(v, bool) and v > 0,
@@ -133,23 +137,30 @@ def _local(section: dict[str, Any]) -> Start:
 
 def _fair_share(n_workers: int) -> int:
     """Return this machine's memory, shared by the workers and this process."""
-    return int(psutil.virtual_memory().total) // (1 + n_workers)
+    return usable_nbytes() // (1 + n_workers)
 
 
 def start_local(stack: contextlib.ExitStack, n_workers: int, memory_limit: int | None) -> Cluster:
-    """Start a scheduler in this process and workers in others."""
+    """Start a scheduler in this process and workers in others, closed to other users."""
+    workers = LocalWorkers(n_workers, memory_limit)
+    stack.callback(workers.close)
     import dask
     import distributed
 
     start: Any = distributed.SpecCluster
+    certificate = new_certificate()
+    security = security_of(**certificate)
     options = {"host": "127.0.0.1", "port": 0, "dashboard_address": LOOPBACK, "dashboard": False}
+    options |= {"protocol": "tls://", "security": security}
     scheduler = {"cls": distributed.Scheduler, "options": options}
     # Workers end before their scheduler has sent them all: no news to anyone.
     logging.getLogger("distributed.batched").setLevel(logging.WARNING)
-    with dask.config.set(SCHEDULER_CONFIG):
-        cluster = stack.enter_context(start(scheduler=scheduler, silence_logs=logging.CRITICAL))
-    workers = LocalWorkers(n_workers, cluster.scheduler_address, memory_limit)
-    stack.callback(workers.close)
+    with dask.config.set(LOCAL_CONFIG):
+        cluster = stack.enter_context(
+            start(scheduler=scheduler, security=security, silence_logs=logging.CRITICAL)
+        )
+    stack.callback(workers.close)  # before the cluster is
+    workers.invite(cluster.scheduler_address, certificate)
     return Cluster(cluster, settings.START_TIMEOUT, n_workers, workers)
 
 
@@ -170,8 +181,6 @@ def _address(section: dict[str, Any]) -> Start:
 
 def _security(tls: Any) -> Any:
     """Return what dask calls the security that some files give; None without files."""
-    from distributed import Security
-
     if tls is None:
         return None
     if not isinstance(tls, Mapping) or set(tls) != set(TLS):
@@ -186,10 +195,7 @@ def _security(tls: Any) -> Any:
                 f"tls has {name} {tls[name]!r}, but that file cannot be read ({reason}): give the "
                 "path of a PEM file that this user may read."
             ) from None
-    roles = ("client", "scheduler", "worker")
-    files = {f"tls_{role}_{name}": str(tls[name]) for role in roles for name in ("cert", "key")}
-    security: Any = Security
-    security = security(tls_ca_file=str(tls["ca"]), require_encryption=True, **files)
+    security = security_of(**{name: str(tls[name]) for name in TLS})
     try:
         security.get_connection_args("client")
     except OSError as error:  # ssl's errors are such
@@ -316,17 +322,9 @@ def kubernetes_options(section: Mapping[str, Any]) -> dict[str, Any]:
 
 def _class(section: dict[str, Any]) -> Start:
     """Start a cluster of any class."""
-    _check_keys("class", section, ("class", "options", "scale", "tls"))
-    wait = _wait_of(section, QUEUE_TIMEOUT)
-    make = _import(TEXT.check("class", section.get("class")))
-    options = section.get("options") or {}
-    if not isinstance(options, Mapping):
-        raise ParameterError(f"options is {options!r}, but it must be a mapping of keywords.")
-    options = {str(name): value for name, value in options.items()}
-    scale = count(0).check("scale", section.get("scale"))
-    security = _security(section.get("tls"))
-    if security is not None:
-        options["security"] = security
+    asked = check_class(section)
+    make = _cluster_class(asked.path)
+    options = {**_private(make, asked.options), **asked.options}
     for name in {"dashboard_address", "worker_dashboard_address"} & _keywords(make):
         options.setdefault(name, LOOPBACK)
     try:
@@ -336,11 +334,58 @@ def _class(section: dict[str, Any]) -> Start:
 
     def start(stack: contextlib.ExitStack) -> Cluster:
         cluster = _start(stack, make, options)
-        if scale is not None:
-            cluster.scale(scale)
-        return Cluster(cluster, wait)
+        if asked.scale is not None:
+            cluster.scale(asked.scale)
+        return Cluster(cluster, asked.wait)
 
     return start
+
+
+@dataclasses.dataclass
+class ClassSection:
+    """What a section of the kind `class` says."""
+
+    path: str
+    options: dict[str, Any]
+    scale: int | None
+    wait: float
+
+
+def check_class(section: dict[str, Any]) -> ClassSection:
+    """Check a section of the kind `class`, and import nothing that it names."""
+    _check_keys("class", section, ("class", "options", "scale", "tls"))
+    wait = _wait_of(section, QUEUE_TIMEOUT)
+    path = IMPORT_PATH.check("class", section.get("class"))
+    options = section.get("options") or {}
+    if not isinstance(options, Mapping):
+        raise ParameterError(f"options is {options!r}, but it must be a mapping of keywords.")
+    options = {str(name): value for name, value in options.items()}
+    scale = count(0).check("scale", section.get("scale"))
+    security = _security(section.get("tls"))
+    if security is not None:
+        options["security"] = security
+    return ClassSection(path, options, scale, wait)
+
+
+def _cluster_class(path: str) -> Any:
+    """Return the class of clusters that has an import path; refuse anything else."""
+    from distributed.deploy.cluster import Cluster as AnyCluster
+
+    found = _import(path)
+    if not (isinstance(found, type) and issubclass(found, AnyCluster)):
+        raise ParameterError(
+            f"The cluster's class {path!r} is no subclass of distributed.deploy.Cluster: give the "
+            "path of one that is, such as 'distributed.LocalCluster'."
+        )
+    return found
+
+
+def _private(make: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options that keep other users of this machine away from a cluster of its own."""
+    from distributed import LocalCluster
+
+    chosen = {"security", "protocol"} & options.keys()
+    return {"security": True} if issubclass(make, LocalCluster) and not chosen else {}
 
 
 def _keywords(make: Any) -> set[str]:

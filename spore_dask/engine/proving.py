@@ -14,8 +14,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-import psutil
-
+from spore_dask.cgroups import usable_nbytes
 from spore_dask.engine import settings
 from spore_dask.engine.failures import WorkerLostError
 from spore_dask.errors import PreflightError
@@ -68,7 +67,7 @@ def _share_nbytes(worker: Any) -> int:
     """Return the bytes that each thread of a worker may use; all there are where nothing limits."""
     limit = getattr(worker.memory_manager, "memory_limit", None)
     n_threads = worker.state.nthreads
-    return int(limit or psutil.virtual_memory().total) // int(n_threads)
+    return int(limit or usable_nbytes()) // int(n_threads)
 
 
 async def _prove_here(proof: Proof, dask_worker: Any = None) -> str | None:

@@ -16,6 +16,10 @@ FETCH_TIMEOUT = 10.0
 """Seconds to wait for receipts whose workers may just have died."""
 LOOK_INTERVAL = 1.0
 """Seconds between two looks at which workers are there."""
+SILENT_TIMEOUT = 30.0
+"""Seconds without a sign of life after which a worker is named, and replaced if it is stopped."""
+WORKER_TTL = 300.0
+"""Seconds without a sign of life after which a local worker is replaced in any case."""
 LIMIT_EXIT = 86
 """Exit status of a worker that went past its memory limit."""
 
@@ -45,9 +49,10 @@ SCHEDULER_CONFIG = {
     "distributed.scheduler.work-stealing": False,
     # One task a worker: those waiting on a worker that dies would be blamed for its death too.
     "distributed.scheduler.worker-saturation": 1.0,
-    # A long task that holds the GIL is not a dead worker; a dead process is noticed anyway.
-    "distributed.scheduler.worker-ttl": None,
 }
+# `Watch` looks for silent workers itself: dask would give them all up when this process has been
+# stopped for a while.
+LOCAL_CONFIG = {**SCHEDULER_CONFIG, "distributed.scheduler.worker-ttl": None}
 # Receipts are tiny, so dask's own measures against memory would act on what they cannot change:
 # a paused worker might never resume. `_guard` ends a process that goes past its limit.
 WORKER_CONFIG = {

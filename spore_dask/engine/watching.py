@@ -12,8 +12,13 @@ from spore_dask.engine.settings import LOOK_INTERVAL, LOOK_TIMEOUT
 from spore_dask.engine.workers import LocalWorkers
 from spore_dask.errors import PreflightError
 
+News = tuple[str, str]
+"""The kind of an event, and a sentence."""
+SILENT, LOST = "worker-silent", "worker-lost"
 WAIT_INTERVAL = 0.02
 """Seconds between two looks while workers start."""
+LONGEST_LOOK = LOOK_TIMEOUT + 2 * LOOK_INTERVAL
+"""Seconds that count from one look to the next: if more pass, this process was stopped or busy."""
 
 
 def workers_of(client: Any) -> dict[str, Any] | None:
@@ -27,7 +32,10 @@ def workers_of(client: Any) -> dict[str, Any] | None:
 
 
 class Watch:
-    """Which workers are there, which were lost, and which are not fit for the run."""
+    """Which workers are there, which are silent or lost, and which are not fit for the run.
+
+    Only time in which it looks counts, so that nobody is given up because this process was stopped.
+    """
 
     def __init__(self, client: Any, local: LocalWorkers | None = None) -> None:
         self._client = client
@@ -37,13 +45,14 @@ class Watch:
         self.unfit: dict[str, str] = {}
         """What is wrong with workers, by address."""
         self._known: set[str] = set()
-        self._untold: list[str] = []
+        self._heard: dict[str, tuple[float, float]] = {}
+        self._untold: list[News] = []
         self.reset()
         self._untold.clear()  # what was lost before is nobody's news
 
     def reset(self) -> None:
         """Start anew to wait for workers."""
-        self._seen = self._answered = time.monotonic()
+        self._seen = self._answered = self._looked = time.monotonic()
         self._next = 0.0
         self._untold = self.look()
 
@@ -52,17 +61,18 @@ class Watch:
         """The addresses of the workers that are fit, or None if all are."""
         return sorted(self._known - set(self.unfit)) if self._known & set(self.unfit) else None
 
-    def look(self) -> list[str]:
-        """Return a sentence for each worker lost since the last look.
+    def look(self) -> list[News]:
+        """Return the kind of an event, and a sentence, for each worker that is silent or lost.
 
         Raises `WorkerLostError` when there has been no worker for `START_TIMEOUT`, or no word from
         the scheduler, and `PreflightError` when there has been none that is fit.
         """
-        lost = self._look_at_cluster() if time.monotonic() >= self._next else []
+        news = self._look_at_cluster() if time.monotonic() >= self._next else []
         untold, self._untold = self._untold, []
-        return [*untold, *(lost if self._local is None else self._local.new_losses())]
+        ended = [] if self._local is None else self._local.new_losses()
+        return [*untold, *news, *((LOST, text) for text in ended)]
 
-    def _look_at_cluster(self) -> list[str]:
+    def _look_at_cluster(self) -> list[News]:
         if self._client.status in ("closing", "closed"):
             raise WorkerLostError(
                 "The connection to the scheduler broke for good. Start it again, and call again "
@@ -70,6 +80,10 @@ class Watch:
             )
         workers = workers_of(self._client)
         now = time.monotonic()
+        gap, self._looked = now - self._looked, now
+        passed = min(gap, LONGEST_LOOK)
+        self._seen += gap - passed
+        self._answered += gap - passed
         self._next = now + LOOK_INTERVAL
         if workers is None:
             self._refuse_silence(now - self._answered)
@@ -82,7 +96,31 @@ class Watch:
             self._seen = now
         elif not had:
             self._refuse_absence(now - self._seen)
-        return [f"The worker at {address} is gone." for address in sorted(lost)]
+        silent = self._listen(workers, passed)
+        if self._local is not None:  # which says itself how each ended
+            return silent
+        return [*silent, *((LOST, f"The worker at {address} is gone.") for address in sorted(lost))]
+
+    def _listen(self, workers: dict[str, Any], passed: float) -> list[News]:
+        """Return which workers have just been silent for too long; end those of ours that hang."""
+        heard, self._heard = self._heard, {}
+        news = []
+        for address, worker in workers.items():
+            last_seen, seconds = heard.get(address, (None, 0.0))
+            seconds = seconds + passed if last_seen == worker["last_seen"] else 0.0
+            self._heard[address] = worker["last_seen"], seconds
+            if seconds <= settings.SILENT_TIMEOUT:
+                continue
+            if self._local is not None:
+                text = self._local.end_silent(str(worker["name"]), seconds)
+            else:
+                text = (
+                    f"The worker at {address} has given no sign of life for {seconds:.0f} s. Its "
+                    "tasks are done elsewhere when its scheduler gives it up, after its worker-ttl."
+                )
+            if text and seconds - passed <= settings.SILENT_TIMEOUT:
+                news.append((SILENT, text))
+        return news
 
     def _refuse_silence(self, seconds: float) -> None:
         """Raise if the scheduler has said nothing for too long."""
