@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 PAGE_ROWS = 8
 """Rows of the graph that Expansion reads together; shards are made of whole pages."""
@@ -33,6 +35,12 @@ MOST_TASK_NBYTES = 32 << 20
 """Input that a task takes at least, and at most if chunks are smaller."""
 MOST_CHUNK_NBYTES = 16 << 20
 """A chunk of data that is imported, at most."""
+CHUNK_NBYTES = 4 << 10
+"""What Zarr has in memory for each chunk that it reads, beside its bytes."""
+PLACED_NBYTES = 32
+"""What it has for each chunk of a shard, read or not: where it is, encoded and decoded."""
+DECODERS = 32
+"""Threads that decode chunks at the same time, at most."""
 
 FLOAT_BLOCK_NBYTES = 16 << 20
 BUFFERS_NBYTES = 8 << 20
@@ -189,11 +197,67 @@ def shape_of(
     return dataclasses.replace(probe, n_partitions=n_partitions, shard_rows=shard_rows)
 
 
-def rows_per_task(n_rows: int, row_nbytes: int, chunk_rows: int) -> int:
+class Chunks(NamedTuple):
+    """What is read together of an array that is stored in chunks, since no chunk is read in part.
+
+    Chunks are decoded with what they have beyond the array's last row and column.
+    """
+
+    rows: int
+    """Rows that share chunks, or shards; no more than there are."""
+    nbytes: int
+    """Bytes of these chunks, decoded."""
+    decoding_nbytes: int
+    """What decoding them takes, beside the rows that are made of them."""
+
+    @classmethod
+    def of(
+        cls,
+        shape: Sequence[int],
+        itemsize: int,
+        chunks: Sequence[int],
+        shards: Sequence[int] | None = None,
+        n_copies: int = 2,
+    ) -> Chunks:
+        """Count those of an array; of a shard, only the chunks that hold rows are decoded.
+
+        They are in memory at once in `n_copies`: encoded, decoded, and what codecs keep beside.
+        The threads that decode the chunks of a shard have one more each.
+        """
+        whole = chunks if shards is None else shards
+        rows = min(whole[0], max(1, shape[0]))
+        here = rows, *shape[1:]
+        n_chunks = [-(-n // size) for n, size in zip(here, chunks, strict=True)]
+        nbytes = itemsize * math.prod(n * size for n, size in zip(n_chunks, chunks, strict=True))
+        n_placed = math.prod(-(-n // size) for n, size in zip(here, whole, strict=True))
+        n_placed *= math.prod(-(-n // size) for n, size in zip(whole, chunks, strict=True))
+        beside = CHUNK_NBYTES * math.prod(n_chunks) + PLACED_NBYTES * n_placed
+        if shards is not None:
+            beside += min(math.prod(n_chunks), DECODERS) * itemsize * math.prod(chunks)
+        return cls(rows, nbytes, n_copies * nbytes + beside)
+
+
+def reading_nbytes(rows_nbytes: int, decoding_nbytes: int) -> int:
+    """Return the projected peak of a process that reads rows, and what decoding them takes."""
+    return INTERPRETER_NBYTES + rows_nbytes + decoding_nbytes
+
+
+def rows_together(
+    n_rows: int, row_nbytes: int, chunk_rows: int, decoding_nbytes: int, wanted: int
+) -> int:
+    """Return how many rows to read at a time for so many bytes: whole chunks, one at least.
+
+    `decoding_nbytes` is what those of `chunk_rows` rows take: much more than the rows where they
+    are mostly padding, or tiny.
+    """
+    n_chunks = min(wanted // (chunk_rows * row_nbytes), 4 * wanted // max(1, decoding_nbytes))
+    return min(n_rows, chunk_rows * max(1, n_chunks))
+
+
+def rows_per_task(n_rows: int, row_nbytes: int, chunk_rows: int, decoding_nbytes: int) -> int:
     """Return how many input rows a task reads: whole chunks, several where they are small."""
     wanted = min(max(TASK_NBYTES, n_rows * row_nbytes // INPUT_TASKS), MOST_TASK_NBYTES)
-    n_chunks = max(1, wanted // (chunk_rows * row_nbytes))
-    return min(n_rows, chunk_rows * n_chunks)
+    return rows_together(n_rows, row_nbytes, chunk_rows, decoding_nbytes, wanted)
 
 
 def imported_rows(n_rows: int, row_nbytes: int) -> int:
@@ -227,19 +291,39 @@ class InputShape:
     """Bytes of an input row."""
     sample_size: int
     """Rows that are drawn."""
+    decoding_nbytes: int = 0
+    """What decoding the chunks of a task's rows takes, beside the rows."""
+
+    @property
+    def task_nbytes(self) -> int:
+        """Bytes of the rows of a task."""
+        return self.rows_per_task * self.row_nbytes
+
+
+def input_shape_of(
+    n_rows: int, row_nbytes: int, chunk_rows: int, decoding_nbytes: int, sample_size: int
+) -> InputShape:
+    """Return the sizes of an input whose rows lie in chunks of `chunk_rows`."""
+    rows = rows_per_task(n_rows, row_nbytes, chunk_rows, decoding_nbytes)
+    n_chunks = -(-rows // chunk_rows)
+    return InputShape(rows, row_nbytes, sample_size, n_chunks * decoding_nbytes)
 
 
 def scan_nbytes(data: InputShape) -> int:
-    """Return the projected peak of a process that scans: its rows encoded and decoded, blocks."""
-    raw = data.rows_per_task * data.row_nbytes
-    return INTERPRETER_NBYTES + 3 * raw + 2 * FLOAT_BLOCK_NBYTES + 24 * data.sample_size
+    """Return the projected peak of a process that scans.
+
+    Its rows and what it takes to decode them; or the rows, what is left of that, and blocks.
+    """
+    measuring = INTERPRETER_NBYTES + 3 * data.task_nbytes + 2 * FLOAT_BLOCK_NBYTES
+    reading = reading_nbytes(data.task_nbytes, data.decoding_nbytes)
+    return max(measuring, reading) + 24 * data.sample_size
 
 
 def exchange_nbytes(data: InputShape, shape: Shape) -> int:
     """Return the projected peak of a process that sorts input rows by partition."""
-    raw = data.rows_per_task * data.row_nbytes
     working = data.rows_per_task * (2 * shape.n_columns * shape.itemsize + 48)
-    return INTERPRETER_NBYTES + 2 * raw + working + FLOAT_BLOCK_NBYTES
+    sorting = INTERPRETER_NBYTES + 2 * data.task_nbytes + working + FLOAT_BLOCK_NBYTES
+    return max(sorting, reading_nbytes(data.task_nbytes, data.decoding_nbytes))
 
 
 def gather_nbytes(shape: Shape) -> int:

@@ -51,12 +51,50 @@ def test_small_data_still_has_parts_for_workers():
     n_rows=st.integers(1, 10**10),
     row_nbytes=st.integers(1, 10**5),
     chunk_rows=st.integers(1, 10**6),
+    beside=st.integers(0, 10**10),
 )
-def test_tasks_read_whole_chunks(n_rows, row_nbytes, chunk_rows):
+def test_tasks_read_whole_chunks(n_rows, row_nbytes, chunk_rows, beside):
     chunk_rows = min(chunk_rows, n_rows)
-    rows = memory.rows_per_task(n_rows, row_nbytes, chunk_rows)
+    decoding_nbytes = 2 * chunk_rows * row_nbytes + beside
+    data = memory.input_shape_of(n_rows, row_nbytes, chunk_rows, decoding_nbytes, 1)
+    rows, n_chunks = data.rows_per_task, -(-data.rows_per_task // chunk_rows)
     assert rows == n_rows or rows % chunk_rows == 0
     assert rows == chunk_rows or rows * row_nbytes <= memory.MOST_TASK_NBYTES
+    assert data.decoding_nbytes == n_chunks * decoding_nbytes
+    assert n_chunks == 1 or data.decoding_nbytes <= 4 * memory.MOST_TASK_NBYTES
+
+
+@given(
+    shape=st.tuples(st.integers(1, 10**9), st.integers(1, 5000)),
+    chunks=st.tuples(st.integers(1, 10**9), st.integers(1, 5000)),
+    per_shard=st.none() | st.tuples(st.integers(1, 100), st.integers(1, 10)),
+    itemsize=st.sampled_from([1, 4, 8]),
+    is_gzip=st.booleans(),
+)
+def test_chunks_count_with_their_padding(shape, chunks, per_shard, itemsize, is_gzip):
+    shards = per_shard and tuple(n * size for n, size in zip(per_shard, chunks, strict=True))
+    found = memory.Chunks.of(shape, itemsize, chunks, shards, is_gzip)
+    whole = shards or chunks
+    assert found.rows == min(whole[0], shape[0])
+    assert found.nbytes % (itemsize * chunks[0] * chunks[1]) == 0
+    assert found.rows * shape[1] <= found.nbytes // itemsize
+    assert found.nbytes // itemsize < (found.rows + chunks[0]) * (shape[1] + chunks[1])
+    assert found.decoding_nbytes > (3 if is_gzip else 2) * found.nbytes
+
+
+@given(
+    n_rows=st.integers(1, 10**10), n_columns=st.integers(1, 5000), chunk_rows=st.integers(1, 10**6)
+)
+def test_chunks_of_whole_rows_take_what_the_rows_take(n_rows, n_columns, chunk_rows):
+    row_nbytes = 4 * n_columns
+    chunk_rows = min(n_rows, max(chunk_rows, 2 * memory.CHUNK_NBYTES // row_nbytes + 1))
+    chunks = memory.Chunks.of((n_rows, n_columns), 4, (chunk_rows, n_columns))
+    data = memory.input_shape_of(n_rows, row_nbytes, chunks.rows, chunks.decoding_nbytes, 1000)
+    plain = memory.input_shape_of(n_rows, row_nbytes, chunk_rows, 0, 1000)
+    assert data.rows_per_task == plain.rows_per_task
+    assert memory.scan_nbytes(data) == memory.scan_nbytes(plain)
+    shape = memory.shape_of(max(2, n_rows), n_columns, 4, 1)
+    assert memory.exchange_nbytes(data, shape) == memory.exchange_nbytes(plain, shape)
 
 
 def test_projections_grow_with_what_they_hold():
