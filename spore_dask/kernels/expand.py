@@ -53,6 +53,7 @@ SETTINGS = np.dtype(
 DONE = -1
 REPEATED = -2
 PAUSED = -3
+MISSING = -4
 LOOKAHEAD = 4
 UNASSIGNED = -1
 
@@ -117,7 +118,8 @@ def expand(settings, seeds, slots, longer, growth):
     -------
     int
         -1 when every seed of the piece is done, -2 when the row of the point at the head of the
-        queue names a point twice, -3 for a pause, else the page that must be brought first.
+        queue names a point twice, -3 for a pause, -4 when that point has copies but no longer row,
+        else the page that must be brought first.
     """
     slot_of_page, page_rows, neighbors, distances = slots
     longer_points, longer_slots = longer
@@ -146,6 +148,8 @@ def expand(settings, seeds, slots, longer, growth):
                 _prefetch(neighbors, distances, soon, reach)
             if longer_points.size > 0 and distances[row, 1] <= 0:
                 place = np.searchsorted(longer_points, point)
+                if place == longer_points.size or longer_points[place] != point:
+                    return MISSING
                 row = _row_of(longer_slot_of_page, longer_page_rows, place)
                 if row < 0:
                     return slot_of_page.size + place // longer_page_rows

@@ -18,6 +18,37 @@ def count_copies(distances, row):
 
 
 @kernel
+def first_repeating_row(neighbors, last_row):
+    """Return the first row that names a point twice, or -1.
+
+    All numbers are below the number of rows; `last_row` has -1 for each point, and is written.
+    """
+    n_points, width = neighbors.shape
+    for i in range(n_points):
+        for j in range(width):
+            point = neighbors[i, j]
+            if last_row[point] == i:
+                return i
+            last_row[point] = i
+    return -1
+
+
+@kernel
+def first_falling_row(distances):
+    """Return the first row whose distances do not ascend from 0 or more to what can be squared."""
+    n_rows, width = distances.shape
+    for i in range(n_rows):
+        n_ascending = 0
+        for j in range(1, width):  # without branches, so that it runs on vectors
+            n_ascending += distances[i, j - 1] <= distances[i, j]
+        if n_ascending < width - 1 or not 0 <= distances[i, 0] <= distances[i, width - 1]:
+            return i
+        if distances[i, width - 1] >= LARGEST_DISTANCE:
+            return i
+    return -1
+
+
+@kernel
 def first_bad_row(neighbors, distances):
     """Return the first row that does not list itself and then others in order, or -1."""
     n_points, width = neighbors.shape
