@@ -20,8 +20,13 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Tests of kernels, once more with the bounds of all arrays checked; `make test` does so in small.
+BOUNDED := clustering density extending golden partitions predict probing search sums
+
 test-all: system-packages .venv/ready .venv/kernels lint
-	SPORE_EXAMPLES=1000 $(BIN)/python -m pytest $(PYTEST)
+	SPORE_EXAMPLES=1000 SPORE_CRASHES=all $(BIN)/python -m pytest $(PYTEST)
+	NUMBA_BOUNDSCHECK=1 SPORE_CACHE_DIR=$(CURDIR)/.pytest_cache/numba-bounds-workers \
+		$(BIN)/python -m pytest $(PYTEST) -k 'not peak' $(BOUNDED:%=tests/test_%.py)
 
 # The Debian packages that some tests drive; those tests skip where they are absent.
 system-packages:

@@ -49,7 +49,7 @@ def cluster() -> Iterator[Any]:
 
     with (
         distributed.LocalCluster(
-            n_workers=N_WORKERS, threads_per_worker=1, dashboard_address=None
+            n_workers=N_WORKERS, threads_per_worker=1, dashboard_address=None, security=True
         ) as local,
         distributed.Client(local) as client,
     ):

@@ -83,7 +83,7 @@ def cluster(n_workers: int = N_THREADS) -> Iterator[Any]:
         # Dask's profiler looks at each thread a hundred times a second; our own workers have none.
         dask.config.set({"distributed.worker.profile.enabled": False}),
         distributed.LocalCluster(
-            n_workers=n_workers, threads_per_worker=1, dashboard_address=None
+            n_workers=n_workers, threads_per_worker=1, dashboard_address=None, security=True
         ) as local,
         distributed.Client(local) as client,
         tempfile.TemporaryDirectory() as folder,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from spore_dask.predicting import predict
     from spore_dask.predictions import Prediction
     from spore_dask.reporting import report
-    from spore_dask.runs import Run, clean, open_run, verify
+    from spore_dask.runs import Run, clean, open_run, remove_run, verify
     from spore_dask.store import Folder, open_source
     from spore_dask.tuning import tune
     from spore_dask.tunings import Tuning, open_tuning
@@ -69,6 +69,7 @@ __all__ = [
     "open_tuning",
     "plan_graph",
     "predict",
+    "remove_run",
     "report",
     "tune",
     "verify",
@@ -101,7 +102,7 @@ _HOMES = {
     "predicting": ["predict"],
     "predictions": ["Prediction"],
     "reporting": ["report"],
-    "runs": ["Run", "clean", "open_run", "verify"],
+    "runs": ["Run", "clean", "open_run", "remove_run", "verify"],
     "store": ["Folder", "open_source"],
     "tuning": ["tune"],
     "tunings": ["Tuning", "open_tuning"],

@@ -47,7 +47,7 @@ def fit(
 
     Parameters
     ----------
-    source : path, URL, zarr.Array, dask array or numpy array (N, D)
+    source : path, URL, zarr.Array, dask array or DataFrame, xarray.DataArray or array (N, D)
     out : path or URL, optional
         Folder of the run. Default: beside the source (`x.zarr` to `x.spore`); for data in memory
         a temporary folder that goes with the `Run`. The same call again continues what was begun,

@@ -6,6 +6,7 @@ Memory: nothing beside what is saved.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -41,13 +42,18 @@ class Checkpoints:
         self._number += 1
         self._saved = time.monotonic()
 
-    def last(self) -> tuple[dict[str, Any], Callable[[str], NDArray[Any]]] | None:
+    def last(self) -> tuple[dict[str, Any], Callable[..., NDArray[Any]]] | None:
         """Return the document that was kept last and what reads its arrays, or None."""
         known = self._folder.read_json(DOCUMENT)
         if known is None:
             return None
-        self._number = known["number"]
-        return known["facts"], self._child(self._number).read_array
+        with self.understood():
+            self._number = int(known["number"])
+            return dict(known["facts"]), self._child(self._number).read_array
+
+    def understood(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which `ValueError` tells that the document is damaged."""
+        return self._folder.understood(DOCUMENT)
 
     def remove(self) -> None:
         """Remove what is left of them."""

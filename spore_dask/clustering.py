@@ -17,6 +17,7 @@ from spore_dask.clusters import (
     NOISE,
     Thresholds,
     expansion_settings,
+    label_dtype,
     smallest_final_size,
     thresholds_of,
 )
@@ -25,7 +26,7 @@ from spore_dask.errors import InputError
 from spore_dask.kernels import expand as expansion
 from spore_dask.kernels import order as density_order
 from spore_dask.kernels.reassign import FRAGMENT, Fragments, Gates, vote
-from spore_dask.kernels.rows import first_bad_row
+from spore_dask.kernels.rows import first_bad_row, first_repeating_row
 from spore_dask.kernels.sums import mean_and_std
 from spore_dask.params import Params, ResolvedParams
 
@@ -163,8 +164,7 @@ def _expand(
         piece = seeds[first : first + SEEDS_PER_PIECE]
         ended = expansion.expand(settings, piece, slots, longer, growth)
         if ended == expansion.REPEATED:
-            row = int(growth.queue[growth.state["head"][0]])
-            raise InputError(f"Row {row} of the graph names a point twice: list each only once.")
+            raise repeated(int(growth.queue[growth.state["head"][0]]))
         grown.append(growth.closed[: growth.state["n_closed"][0]].copy())
     return labels, np.concatenate(grown)
 
@@ -266,3 +266,12 @@ def _check_rows(neighbors: NDArray[np.integer], distances: NDArray[np.floating])
             f"{distances[row].tolist()}, but it must start with {row} at distance 0 and go on with "
             f"other points from 0 to {len(neighbors) - 1}, by (distance, number) ascending."
         )
+    last_row = np.full(len(neighbors), -1, label_dtype(len(neighbors)))
+    row = first_repeating_row(neighbors, last_row)
+    if row >= 0:
+        raise repeated(row)
+
+
+def repeated(row: int) -> InputError:
+    """Return what to raise about a row that names a point twice."""
+    return InputError(f"Row {row} of the graph names a point twice: list each only once.")

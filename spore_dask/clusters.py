@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spore_dask.kernels.expand import SETTINGS
+from spore_dask.kernels.expand import CLUSTER, SETTINGS
 from spore_dask.params import ResolvedParams
 
 NOISE = -1
@@ -27,6 +27,15 @@ CLUSTER_TABLE = np.dtype(
     ]
 )
 """A final cluster: points, points at the end of Expansion, its statistics, the row it grew from."""
+
+
+LARGE = np.dtype([("number", np.int64), *CLUSTER.descr])
+"""A cluster of Expansion with its number."""
+
+
+def label_dtype(n_points: int) -> np.dtype[Any]:
+    """Return the type of cluster numbers."""
+    return np.dtype(np.int32 if n_points < 2**31 else np.int64)
 
 
 @dataclasses.dataclass(frozen=True)

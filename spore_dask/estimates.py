@@ -160,7 +160,7 @@ def estimate(source: Any, out: Any = None, **options: Any) -> Estimate:
     between = START_SECONDS if starts_workers else 0.0
     if job.data.is_computed:  # before the first stage
         n_chunks = -(-job.data.source.shape[0] // job.data.source.chunk_rows)
-        share = costs.largest_share(n_chunks, n_workers)
+        share = costs.largest_share(n_chunks, n_workers) if is_dask(job.data.content) else 1.0
         between += drawn.row_seconds * job.data.source.shape[0] * share
     return Estimate(stages, between + pilot.many.between_seconds, plan.memory_limit)
 

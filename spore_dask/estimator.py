@@ -14,7 +14,6 @@ import os
 from typing import Any, Self
 
 import numpy as np
-import zarr
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -22,7 +21,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from spore_dask.api import fit
 from spore_dask.clustering import cluster_rows
 from spore_dask.coordinates import check_options, learn_coordinates, refuse_masked
-from spore_dask.inputs import is_dask
+from spore_dask.inputs import is_lazy
 from spore_dask.kernels.reassign import gates_of
 from spore_dask.params import Params, ResolvedParams
 from spore_dask.plan import RECALL
@@ -224,7 +223,7 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         names = [field.name for field in dataclasses.fields(Params)]
         asked = Params(**{name: getattr(self, name) for name in names})
         given = [name for name in OUT_OF_CORE if getattr(self, name) is not None]
-        if given or isinstance(X, str | os.PathLike | zarr.Array) or is_dask(X):
+        if given or isinstance(X, str | os.PathLike) or is_lazy(X):
             return self._fit_run(X)
         return self._fit_array(X, asked)
 

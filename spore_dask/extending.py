@@ -22,6 +22,7 @@ from spore_dask.points import CACHE, Points
 from spore_dask.probing import HARD, HeadsOf, Index, Start
 from spore_dask.searching import leaders_of
 from spore_dask.shards import Entries, GraphRows
+from spore_dask.store import Limits
 
 Numbers = NDArray[np.int64]
 WIDER = (1, 4, 16)
@@ -137,8 +138,10 @@ def extend_points(
     Returns about how many coordinates were compared.
     """
     places = np.arange(len(numbers)) if places is None else places
-    extension = Extension(points, functools.partial(_heads_of, graph), into.k, n_probes)
-    first_copy = int(np.searchsorted(numbers, points.firsts[-1]))
+    n_searched = int(points.firsts[-1])
+    heads_of = functools.partial(_heads_of, graph, n_searched)
+    extension = Extension(points, heads_of, into.k, n_probes)
+    first_copy = int(np.searchsorted(numbers, n_searched))
     leaders = list(leaders_of(points, numbers[first_copy:]))
     found = _extended(extension, graph, numbers[:first_copy])
     shared = _extended(extension, graph, np.array([leader for leader, _ in leaders], np.int64))
@@ -163,16 +166,24 @@ def _extended(
         here = order[ends[p] : ends[p + 1]]
         places = numbers[here] - extension.index.firsts[p]
         heads = neighbors_of(graph, numbers[here], slice(None))
+        _refuse_copies(graph, heads, int(extension.index.firsts[-1]))
         neighbors[here], distances[here] = extension.rows(p, places, heads)
     return neighbors, distances
 
 
 def _heads_of(
-    graph: GraphRows, wanted: NDArray[np.integer], n_heads: int
+    graph: GraphRows, n_searched: int, wanted: NDArray[np.integer], n_heads: int
 ) -> tuple[NDArray[np.integer], NDArray[np.bool_]]:
     """Return the first neighbours of some points, ascending; all of them count as fresh."""
     heads = neighbors_of(graph, wanted, slice(1, n_heads + 1))
+    _refuse_copies(graph, heads, n_searched)
     return heads, np.ones(heads.shape, np.bool_)
+
+
+def _refuse_copies(graph: GraphRows, heads: NDArray[np.integer], n_searched: int) -> None:
+    """Refuse neighbours that are copies: these share neighbours, and are nobody's."""
+    if why := Limits(0, n_searched).broken_by(heads):
+        raise graph.folder.damaged("array", "neighbors", why)
 
 
 def neighbors_of(

@@ -34,7 +34,7 @@ from spore_dask.graph import (
     scan_source,
     search_graph,
 )
-from spore_dask.inputs import check_unchanged
+from spore_dask.inputs import check_unchanged, remember_source
 from spore_dask.jobs import Job
 from spore_dask.orders import Order
 from spore_dask.params import Params
@@ -47,7 +47,6 @@ from spore_dask.runs import (
     Run,
     clean,
     kept_stages,
-    remove_stage,
 )
 from spore_dask.shares import PILOT_POINTS, cluster_sample
 from spore_dask.stages.density import Density, DensitySpec, rank_points, reach_percentiles
@@ -62,7 +61,7 @@ from spore_dask.stages.reassign import (
 )
 from spore_dask.stages.scan import Scan
 from spore_dask.stages.seeds import order_seeds
-from spore_dask.store import Folder, hash_of
+from spore_dask.store import Folder, hash_of, remove_stage
 from spore_dask.tasks import MARKER, Receipt, Work, is_done, run_work
 
 MOST_FRAGMENTS = {CELLS: 1 / 3, PROBES: 1 / 3, PYNNDESCENT: 1 / 3, PRODUCTS: 1 / 20}
@@ -77,7 +76,8 @@ class Fit:
 
     def __init__(self, engine: Engine, job: Job, plan: FitPlan, resume: bool) -> None:
         self.engine = engine
-        data = job.data.known(engine, plan.memory()["driver"])
+        needs = plan.memory()
+        data = job.data.known(engine, needs.get("scan", needs["driver"]))
         self.job = dataclasses.replace(job, data=data)
         self.plan = dataclasses.replace(plan, data=data)
         self.resume = resume
@@ -187,10 +187,11 @@ class Fit:
     def _check_graph(self, graph: Graph) -> Graph:
         """Refuse a graph that does not fit the source or the parameters."""
         needed_k, source, known = self.job.longest_k, self.job.data.source, graph.summary
-        if known["fingerprint"] != source.fingerprint():
+        if known.get("identity") != source.identity:
             raise InputError(
                 f"The graph at {graph.path!r} was built from {known['source']!r} as it was then, "
-                f"which is not what is now at {source.url!r}: give the graph of this source."
+                f"which is not what is now at {source.url!r}, or by an earlier version: build the "
+                "graph of this source."
             )
         for name in ("metric", "scale"):
             if known[name] != getattr(self.job.options, name):
@@ -198,7 +199,13 @@ class Fit:
                     f"{name} is {getattr(self.job.options, name)!r}, but the graph at "
                     f"{graph.path!r} was built with {known[name]!r}: give the same."
                 )
-        check_unchanged(self.job.folder, source, remember=True)
+        n_points = graph.graph_rows.n_points
+        if n_points != source.shape[0]:
+            raise InputError(
+                f"The graph at {graph.path!r} has {n_points} points, but the data has "
+                f"{source.shape[0]} rows: build the graph of this data."
+            )
+        remember_source(self.job.folder, source)
         longest_k = int(graph.summary["longest_k"])
         if graph.k < self.job.head_k or longest_k < needed_k:
             raise ParameterError(
@@ -352,6 +359,7 @@ class Fit:
             "graph": [None if graph.path == job.folder.url else graph.path, graph.name],
             "graph_given": job.graph is not None,
             "source": job.data.source.url,
+            "identity": job.data.source.identity,
             "memory_limit": self.plan.memory_limit,
             "peak_nbytes": self.engine.peaks(),
             "keep": job.keep,
@@ -359,6 +367,7 @@ class Fit:
             "versions": _versions(),
             "stages": self.stages,
         }
+        job.data.source.confirm()
         job.result.write_json(SUMMARY, summary)
         job.folder.write_json(POINTER, {"id": job.id})
         run = Run(job.folder.url, job.id)

@@ -11,11 +11,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from spore_dask.clusters import label_dtype
 from spore_dask.exact import number_dtype
 from spore_dask.kernels.reassign import Fragments as Piece
 from spore_dask.memory import HELD_NBYTES
-from spore_dask.shards import Entries
-from spore_dask.store import AtHand, Folder, RowFiles
+from spore_dask.shards import DISTANCES, Entries
+from spore_dask.store import AtHand, Folder, Limits, RowFiles
+from spore_dask.tasks import MARKER
 from spore_dask.threads import in_threads
 
 ARRAYS = ("points", *Entries._fields)
@@ -37,10 +39,15 @@ class Fragments:
 
     @classmethod
     def from_summary(cls, folder: Folder, summary: dict[str, Any]) -> Self:
-        """Return the fragments that a stage has found."""
-        names = [field.name for field in dataclasses.fields(cls)][1:]
-        known = {name: summary[name] for name in names}
-        return cls(folder, **{**known, "counts": np.array(known["counts"], np.int64)})
+        """Return the fragments that a stage has found, or raise `DamagedError`."""
+        with folder.understood(MARKER):
+            n_points, k = int(summary["n_points"]), int(summary["k"])
+            dtype, counts = np.dtype(summary["dtype"]).str, np.array(summary["counts"], np.int64)
+            if not 1 <= k < n_points or dtype not in ("<f4", "<f8"):
+                raise ValueError(f"{n_points} points, k is {k} and dtype {dtype!r}")
+            if counts.ndim != 1 or (counts < 1).any() or counts.sum() > n_points:
+                raise ValueError(f"counts are {counts.tolist()} of {n_points} points")
+        return cls(folder, n_points, k, dtype, counts)
 
     @property
     def fragment_nbytes(self) -> int:
@@ -61,9 +68,20 @@ class Fragments:
     def files(self, folder: Folder, name: str, starts: NDArray[np.int64]) -> RowFiles:
         """Return "points", "neighbors" or "distances" in the files of pieces or of shards."""
         row_shape = () if name == "points" else (self.k + 1,)
-        dtype: Any = self.dtype if name == "distances" else number_dtype(self.n_points)
+        dtype, limits = number_dtype(self.n_points), Limits(0, self.n_points)
+        if name == "distances":
+            dtype, limits = np.dtype(self.dtype), DISTANCES
         names = tuple(f"{i}.{name}" for i in range(len(starts) - 1))
-        return RowFiles(folder, names, starts, row_shape, np.dtype(dtype))
+        return RowFiles(folder, names, starts, row_shape, dtype, limits)
+
+
+def open_skeletons(folder: Folder, n_points: int, n_clusters: int | None = None) -> RowFiles:
+    """Open the cluster that Expansion has given each point, a number below `n_clusters`.
+
+    By default, there can be as many clusters as points.
+    """
+    limits = Limits(0, n_points if n_clusters is None else n_clusters)
+    return folder.open_rows("skeletons", (n_points,), label_dtype(n_points), limits)
 
 
 class Rows:

@@ -38,10 +38,10 @@ from spore_dask.stages.approximate import ApproximateSpec, search_approximately
 from spore_dask.stages.neighbors import NeighborSpec, search_exactly
 from spore_dask.stages.partition import PartitionSpec, partition
 from spore_dask.stages.scan import Scan, ScanSpec, scan
-from spore_dask.store import Folder, address, hash_of
+from spore_dask.store import Folder, address, hash_of, our_folders
 from spore_dask.tasks import MARKER, Work, is_done, run_work
 
-FORMAT = 8
+FORMAT = 9
 """Version of what is written; another one is another run."""
 POINTER = "graph.json"
 """Names the graph that was finished last, and in its folder says what it is."""
@@ -97,7 +97,7 @@ class Graph:
         """Zarr array (N,): the input row of each point."""
         return self._folder.open_array("rows")
 
-    @property
+    @functools.cached_property
     def graph_rows(self) -> GraphRows:
         """The rows on disk, with the longer ones of points that have copies."""
         return GraphRows.from_summary(self._folder, self.summary)
@@ -125,7 +125,11 @@ class Graph:
             raise InputError(
                 f"The points of the graph at {self.path!r} are no longer there: build it again."
             )
-        return Points.from_summary(folder, summary)
+        points = Points.from_summary(folder, summary)
+        if (points.n_points, points.dtype) != (self.n_points, self.graph_rows.dtype):
+            why = f"it has {points.n_points} points of {points.dtype}, its graph {self.n_points}"
+            raise folder.damaged("document", MARKER, why)
+        return points
 
     @property
     def recall(self) -> Recall:
@@ -135,13 +139,19 @@ class Graph:
     def to_memory(self) -> tuple[NDArray[Any], NDArray[np.floating]]:
         """Return neighbours and distances in the order and numbering of the input's rows.
 
-        Takes twice the memory of the graph.
+        Takes the memory of the graph, and of its input rows.
         """
-        rows = np.asarray(self.rows[...])
-        neighbors = np.empty(self.neighbors.shape, rows.dtype)
-        distances = np.empty(self.distances.shape, self.distances.dtype)
-        neighbors[rows] = rows[np.asarray(self.neighbors[...])]
-        distances[rows] = self.distances[...]
+        graph = self.graph_rows
+        rows = graph.array("rows").read(0, graph.n_points)
+        if (np.bincount(rows, minlength=graph.n_points) != 1).any():
+            raise graph.folder.damaged("array", "rows", "a row is in it twice")
+        arrays = graph.array("neighbors"), graph.array("distances")
+        size = graph.n_points, graph.k + 1
+        neighbors, distances = (np.empty(size, array.dtype) for array in arrays)
+        for first, last in map(graph.span, range(graph.n_shards)):
+            here = rows[first:last]
+            neighbors[here] = rows[arrays[0].read(first, last)]
+            distances[here] = arrays[1].read(first, last)
         return neighbors, distances
 
     def __repr__(self) -> str:
@@ -193,7 +203,7 @@ def build_graph(
 
     Parameters
     ----------
-    source : path, URL, zarr.Array, dask array or numpy array (N, D)
+    source : path, URL, zarr.Array, dask array or DataFrame, xarray.DataArray or array (N, D)
     out : path or URL
         Folder of the run. The same call again continues what was begun, or finds it done.
     k : int, optional
@@ -213,7 +223,8 @@ def build_graph(
     scale : {None, "clip-minmax", "standard"}
         What is done to each column first. Default: nothing.
     memory_limit : int or str, optional
-        What each process may use, such as "1GiB". Default: a fair share of this machine.
+        What each process may use, such as "1GiB". Default: a fair share of what
+        this machine, or the control group, has.
     client : distributed.Client or str, optional
         A Dask cluster, or its scheduler's address. Default: local processes.
     n_workers : int, optional
@@ -280,6 +291,7 @@ def _build(engine: Engine, folder: Folder, plan: Plan) -> str:
         plan = plan.exact() if search in EXACT else plan
         check_disk(folder, plan, scanned, search, is_new=is_new)
         graph = search_graph(engine, folder, plan, scanned, search)
+    plan.data.source.confirm()
     folder.write_json(POINTER, {"name": graph.name})
     graph.recall.warn_if_below(plan.options.recall_target, stacklevel=4)
     return graph.name
@@ -311,7 +323,8 @@ def room_for_plan(folder: Folder, plan: PlanType) -> PlanType:
     If so, `check_disk` tells when it is known which. What a dask array is, and whether it was met
     before, is known when it has been computed and written.
     """
-    if not plan.data.is_computed or not any(name.startswith("scan-") for name in folder.names()):
+    is_new = not any(name.startswith("scan-") for name in our_folders(folder))
+    if not plan.data.is_computed or is_new:
         check_start(folder, plan)
     else:
         refuse_disk(plan.copied_nbytes, disk_free(folder))
@@ -326,7 +339,7 @@ def check_start(folder: Folder, plan: Plan) -> bool:
     scanned = scan_folder(folder, plan)
     if is_done(scanned):
         return False
-    graphs = (name for name in folder.names() if name.startswith("graph-"))
+    graphs = (name for name in our_folders(folder) if name.startswith("graph-"))
     known = (folder.child(name).read_json(POINTER) or {} for name in graphs)
     if not any(graph.get("scan") == scanned.name for graph in known):
         copied = plan.data.folder.nbytes() if plan.data.content is not None else 0
@@ -390,7 +403,7 @@ def search_graph(engine: Engine, folder: Folder, plan: Plan, scanned: Scan, sear
             "points": points.folder.name,
             "scan": scanned.folder.name,
             "source": plan.data.source.url,
-            "fingerprint": plan.data.source.fingerprint(),
+            "identity": plan.data.source.identity,
             "metric": plan.options.metric,
             "scale": plan.options.scale,
             "search": search,
@@ -398,6 +411,7 @@ def search_graph(engine: Engine, folder: Folder, plan: Plan, scanned: Scan, sear
             "recall": dataclasses.asdict(recall),
             "peak_nbytes": engine.peaks(),
         }
+        plan.data.source.confirm()
         target.write_json(POINTER, summary)
     return Graph(folder.url, target.name)
 

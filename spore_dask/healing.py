@@ -10,16 +10,16 @@ import contextlib
 from collections.abc import Iterator
 
 from spore_dask.errors import DamagedError, FullDiskError
-from spore_dask.runs import RESULT, SUMMARY, remove_stage, stage_of
-from spore_dask.store import NO_ROOM, Folder, full_disk
-
-STAGES = (
-    *("scan", "points", "graph", "density", "seeds", "expand", "fragments", "reassign"),
-    *("percentiles", "input"),
+from spore_dask.runs import RESULT, SUMMARY, stage_of
+from spore_dask.store import (
+    NO_ROOM,
+    OUR_FOLDER,
+    POINTERS,
+    STAGES,
+    Folder,
+    full_disk,
+    remove_stage,
 )
-"""Folders that any call makes anew when they are gone."""
-POINTERS = ("run.json", "graph.json", "tuning.json", "prediction.json")
-"""Documents that name what was finished last."""
 
 
 @contextlib.contextmanager
@@ -50,16 +50,11 @@ def _remove_damaged(folder: Folder, name: str, place: str) -> str:
     stage, top = stage_of(folder, place), place.removeprefix(f"{folder.url}/")
     own = (name, name.replace("fit-", RESULT, 1))
     unfinished = stage.startswith(RESULT) and not folder.exists(f"{stage}/{SUMMARY}")
-    if stage.partition("-")[0] in STAGES or stage in own or unfinished:
+    remakes = stage.partition("-")[0] in STAGES or stage in own or unfinished
+    if remakes and OUR_FOLDER.fullmatch(stage):
         remove_stage(folder.child(stage))
         return stage
     if top in POINTERS:
-        folder.remove(top)
-        return top
-    if top.startswith("source-") and not stage and top != place:
-        for each in folder.names():  # what it was is known no longer: its checksum tells
-            if each.startswith("scan-"):
-                remove_stage(folder.child(each))
         folder.remove(top)
         return top
     return ""

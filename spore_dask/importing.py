@@ -7,23 +7,27 @@ until it is whole. Memory: a few chunks of at most 16 MiB, and what the file's l
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import psutil
 from dask.utils import format_bytes, parse_bytes
 from numpy.typing import DTypeLike, NDArray
 
 from spore_dask import memory
+from spore_dask.cgroups import usable_nbytes
 from spore_dask.engine import open_engine
 from spore_dask.errors import InputError, LimitError, ParameterError
-from spore_dask.formats.kinds import find_kind, is_zarr, suffix_of
+from spore_dask.formats.kinds import find_kind, suffix_of
 from spore_dask.formats.matrix import Asked, Matrix, listed, readable
 from spore_dask.progress import Event, as_consumer
-from spore_dask.store import PARTIAL, Folder, address
+from spore_dask.store import PARTIAL, Folder, address, open_zarr
+
+OF_ARRAY = re.compile(r"zarr\.json|\.zarray|\.zattrs|(c[/.])?[0-9]+([/.][0-9]+)*")
+"""Files in the folder of a Zarr array."""
 
 
 def import_data(
@@ -138,11 +142,26 @@ def _target(path: str, out: str | os.PathLike[str] | None, overwrite: bool) -> s
         raise InputError(
             f"There is something at {target!r} already: give another out=, or overwrite=True."
         )
-    if not is_zarr(target):
+    try:
+        open_zarr(target)
+    except InputError:
         raise InputError(
-            f"What is at {target!r} is not Zarr, so it is not overwritten: give another out=."
-        )
-    return target
+            f"What is at {target!r} is not a Zarr array, so it is not overwritten: give another "
+            "out=."
+        ) from None
+    _refuse_others(target)
+    return os.path.realpath(target)
+
+
+def _refuse_others(target: str) -> None:
+    """Refuse to replace the folder of an array that holds other files."""
+    for folder, _, names in os.walk(target):
+        for name in (os.path.relpath(f"{folder}/{name}", target) for name in names):
+            if not OF_ARRAY.fullmatch(name):
+                raise InputError(
+                    f"The Zarr array at {target!r} also holds {name!r}, so it is not overwritten: "
+                    "give another out=, or move that away."
+                )
 
 
 def _nearest(target: str) -> str:
@@ -171,7 +190,7 @@ def _as_dtype(dtype: DTypeLike | None) -> np.dtype[Any] | None:
 def _as_limit(memory_limit: int | str | None) -> int:
     """Return the limit in bytes."""
     if memory_limit is None:
-        return int(psutil.virtual_memory().total) // 2
+        return usable_nbytes() // 2
     try:
         limit = int(parse_bytes(memory_limit))
     except (ValueError, AttributeError, TypeError):
@@ -287,6 +306,7 @@ def _move(partial: Folder, target: str, overwrite: bool) -> None:
     old = f"{partial.url}-old"
     os.makedirs(os.path.dirname(target), exist_ok=True)
     if overwrite and os.path.isdir(target):
+        _refuse_others(target)  # once more: reading may have taken long
         os.rename(target, old)
     os.rename(partial.url, target)
     shutil.rmtree(old, ignore_errors=True)

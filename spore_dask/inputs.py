@@ -1,8 +1,9 @@
 """What a user may give as data, made into a `Source` that every process can open.
 
 A Zarr array with an address is used where it is. Anything else (a numpy array, a dask array, a Zarr
-array in memory) is written into the run's folder once, a block of rows at a time, and removed when
-the points have been partitioned. Memory: one block.
+array in memory, what xarray or h5py has opened) is written into the run's folder once, a block of
+rows at a time, and removed when the points have been partitioned. Memory: one block, and the chunks
+that it lies in.
 """
 
 from __future__ import annotations
@@ -13,28 +14,36 @@ import functools
 import hashlib
 import os
 import sys
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import dask.base
 import numpy as np
 import zarr
+from dask.utils import format_bytes
 from numpy.typing import NDArray
 
+from spore_dask import memory
 from spore_dask.coordinates import check_array, refuse_masked
 from spore_dask.engine import Engine
-from spore_dask.errors import InputError, ParameterError, SporeError
+from spore_dask.errors import InputError, LimitError, ParameterError, SporeError
 from spore_dask.formats.ids import open_ids
 from spore_dask.formats.kinds import suffix_of
+from spore_dask.formats.matrix import listed
+from spore_dask.memory import Chunks
 from spore_dask.store import (
+    OUR_FOLDER,
     Folder,
     Source,
     address_of,
-    describe,
+    check_owner,
+    chunks_of,
     hash_of,
+    is_owned,
+    known_sources,
     open_column,
     open_source,
+    remember,
 )
 from spore_dask.tasks import MARKER, Receipt, Work, run_stage, run_work
 
@@ -57,7 +66,7 @@ class Input:
     @property
     def is_computed(self) -> bool:
         """Whether the content has to be computed before it is known what it is."""
-        return is_dask(self.content)
+        return self.content is not None and not isinstance(self.content, np.ndarray)
 
     @property
     def is_written(self) -> bool:
@@ -67,15 +76,13 @@ class Input:
     def known(self, engine: Engine, needs_nbytes: int) -> Input:
         """Return the same with the source's identity known.
 
-        What a dask array will give cannot be told beforehand: it is computed and written now.
+        What is not in memory is not read before a plan has allowed for it: it is written now.
         """
         if not self.is_computed:
             return self
         self.remove()
         self.write(engine, needs_nbytes)
-        receipts = self.folder.child("receipts-input")
-        names = sorted(receipts.names(), key=lambda name: int(name.removesuffix(".json")))
-        identity = hash_of([receipts.read_json(name)["checksum"] for name in names])
+        identity = hash_of(self.folder.read_json(MARKER)["checksums"])
         return dataclasses.replace(self, source=dataclasses.replace(self.source, identity=identity))
 
     def write(self, engine: Engine, needs_nbytes: int) -> None:
@@ -104,30 +111,29 @@ class Input:
 @contextlib.contextmanager
 def remembered(folder: Folder, source: Source) -> Iterator[None]:
     """Remember the source in a run's folder, unless it proves to be bad."""
-    was_known = folder.exists(_memory_of(source))
-    check_unchanged(folder, source, remember=True)
+    check_unchanged(folder, source)
+    is_new = remember_source(folder, source)
     try:
         yield
     except InputError:
-        if not was_known:
-            folder.remove(_memory_of(source))
+        if is_new:
+            remember(folder, source.url, None)
         raise
 
 
-def _memory_of(source: Source) -> str:
-    """Return the name of the document that remembers a source."""
-    return f"source-{hash_of(source.url)}.json"
+def remember_source(folder: Folder, source: Source) -> bool:
+    """Remember a source in a run's folder; return whether it was not known there."""
+    is_new = not source.is_copy and source.url not in known_sources(folder)
+    if is_new:
+        remember(folder, source.url, source.identity)
+    return is_new
 
 
-def check_unchanged(folder: Folder, source: Source, remember: bool = False) -> None:
-    """Refuse a source whose files are not those that a run's folder remembers."""
-    if source.identity is not None:  # another content has another address
+def check_unchanged(folder: Folder, source: Source) -> None:
+    """Refuse a source that is not what a run's folder remembers."""
+    if source.is_copy:  # another content has another address
         return
-    name = _memory_of(source)
-    known, fingerprint = folder.read_json(name), source.fingerprint()
-    if known is None and remember:
-        folder.write_json(name, {"url": source.url, "fingerprint": fingerprint})
-    elif known is not None and known["fingerprint"] != fingerprint:
+    if known_sources(folder).get(source.url, source.identity) != source.identity:
         raise InputError(
             f"The data at {source.url!r} has changed since the run at {folder.url!r} began, which "
             "would mix old and new points: give another `out`, or remove this one."
@@ -139,7 +145,7 @@ def find_input(source: Any, component: str | None, folder: Folder, least_rows: i
 
     Parameters
     ----------
-    source : path, URL, zarr.Array, dask array or numpy array
+    source : path, URL, zarr.Array, dask array or DataFrame, xarray.DataArray or numpy array
     component : str, optional
         Path of the array in the group at `source`.
     folder : Folder
@@ -158,10 +164,8 @@ def find_input(source: Any, component: str | None, folder: Folder, least_rows: i
         address = address_of(source)
         if address is None:
             found = _copied(source, folder, least_rows)
-        elif "://" in address:  # as workers will, with what their environment says
+        else:  # as workers will open it, with what their environment says
             found = Input(open_source(address))
-        else:
-            found = Input(describe(source, address))
     else:
         found = _copied(source, folder, least_rows)
     _check_place(folder, found.source.url)
@@ -177,9 +181,18 @@ def _check_place(folder: Folder, source: str) -> None:
             f"out is {folder.url!r}, which is {'the source' if inside else 'Zarr data'}: give a "
             "folder of its own."
         )
+    above = os.path.dirname(folder.url)
+    if OUR_FOLDER.fullmatch(os.path.basename(above)) and is_owned(Folder(os.path.dirname(above))):
+        raise ParameterError(
+            f"out is {folder.url!r}, which is inside a stage of another run, and would go with it: "
+            "give a folder of its own."
+        )
+    check_owner(folder)
 
 
-def labels_of_rows(y: Any, n_rows: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def labels_of_rows(
+    y: Any, n_rows: int, rows: NDArray[np.int64], memory_limit: int
+) -> NDArray[np.int64]:
     """Return the labels of some ascending rows, as numbers from 0 on in the order they are met.
 
     `y` is an array of N labels of any kind, or a Zarr array of them by itself or its path, or the
@@ -193,7 +206,10 @@ def labels_of_rows(y: Any, n_rows: int, rows: NDArray[np.int64]) -> NDArray[np.i
         y = open_column(os.fspath(y)) if isinstance(y, (str, os.PathLike)) else y
         array = y if isinstance(y, zarr.Array) else np.asarray(y)
         _check_labels(array.shape, n_rows)
-        values = array.oindex[rows] if isinstance(array, zarr.Array) else array[rows]
+        if isinstance(array, zarr.Array):
+            values = _pick_stored(array, rows, memory_limit)
+        else:
+            values = array[rows]
     try:
         _, met, numbers = np.unique(np.asarray(values), return_index=True, return_inverse=True)
     except TypeError as error:
@@ -222,9 +238,32 @@ def _pick(blocks: Iterator[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
     return np.concatenate(found)
 
 
+def _pick_stored(
+    array: zarr.Array[Any], rows: NDArray[np.int64], memory_limit: int
+) -> NDArray[Any]:
+    """Return the values of some ascending rows of a Zarr array, read a few chunks at a time."""
+    chunks, itemsize = chunks_of(array), array.dtype.itemsize
+    needed = memory.reading_nbytes(chunks.rows * itemsize, chunks.decoding_nbytes)
+    if needed > memory_limit:
+        raise LimitError(
+            f"memory_limit is {format_bytes(memory_limit)}, but reading y needs "
+            f"{format_bytes(needed)} for chunks of {chunks.rows} labels "
+            f"({format_bytes(chunks.nbytes)} decoded): raise it, or give y in smaller chunks."
+        )
+    n_rows, decoding_nbytes = array.shape[0], chunks.decoding_nbytes
+    step = memory.rows_together(n_rows, itemsize, chunks.rows, decoding_nbytes, BLOCK_NBYTES)
+    found = []
+    for first, last in _blocks(array, step):
+        here = rows[slice(*np.searchsorted(rows, (first, last)))]
+        if len(here):
+            found.append(np.asarray(array[first:last])[here - first])
+    return np.concatenate(found)
+
+
 def _copied(content: Any, folder: Folder, least_rows: int) -> Input:
     """Return an input that has to be written first."""
-    if not (isinstance(content, zarr.Array) or is_dask(content)):
+    content = _unwrapped(content)
+    if not is_lazy(content):
         refuse_masked(content)
         content = np.asarray(content)
     check_array(content.shape, content.dtype, least_rows)
@@ -235,29 +274,107 @@ def _copied(content: Any, folder: Folder, least_rows: int) -> Input:
                 "on it first."
             )
         identity = dask.base.tokenize(content)
+    elif is_lazy(content):
+        identity = ""  # `Input.known` finds it when the content is read
     else:
         identity = _content_hash(content)
-    n_rows, n_columns = map(int, content.shape)
-    row_nbytes = n_columns * content.dtype.itemsize
-    chunk_rows = min(n_rows, max(1, BLOCK_NBYTES // row_nbytes))
-    if is_dask(content):
-        chunk_rows = max(content.chunks[0])  # what a task computes at least
-    name = hash_of("input", identity, content.shape, content.dtype.str)
+    blocks = _blocks_of(content)
+    name = _name_of(identity, content)
     source = Source(
         url=folder.child(f"input-{name}/data").url,
-        shape=(n_rows, n_columns),
+        shape=(int(content.shape[0]), int(content.shape[1])),
         dtype=content.dtype.str,
-        chunk_rows=chunk_rows,
-        chunk_nbytes=chunk_rows * row_nbytes,
+        chunk_rows=blocks.rows,
+        chunk_nbytes=blocks.nbytes,
+        decoding_nbytes=blocks.decoding_nbytes,
         identity=name,
+        is_copy=True,
     )
     return Input(source, content)
 
 
+def _name_of(identity: str, content: Any) -> str:
+    """Return what a copy is called."""
+    return hash_of("input", identity, content.shape, content.dtype.str)
+
+
+def _unwrapped(content: Any) -> Any:
+    """Return the array that a DataFrame of dask or an object of xarray has, but read nothing."""
+    if _is_a(content, "xarray", "Dataset"):
+        raise InputError(
+            f"The data is an xarray.Dataset with the variables {listed(map(str, content))}: give "
+            "one of them, such as data['name']."
+        )
+    if _is_a(content, "xarray", "DataArray") and (_in_memory(content) or content.chunks):
+        return content.data
+    if _is_a(content, "dask.dataframe", "DataFrame"):
+        for name, dtype in content.dtypes.items():
+            if not (isinstance(dtype, np.dtype) and dtype.kind in "fiub"):
+                raise InputError(
+                    f"Column {name!r} of the dask DataFrame has dtype {dtype}, but it must hold "
+                    "numbers of numpy: leave it out, or convert it with data.astype('float64')."
+                )
+        with dask.config.set(num_workers=1):  # counts rows, without a cluster one part at a time
+            return content.to_dask_array(lengths=True)
+    return content
+
+
+def _in_memory(content: Any) -> bool:
+    """Tell whether an xarray.DataArray has its values at hand, and not in a file or in dask."""
+    return bool(getattr(content, "_in_memory", False))
+
+
+def is_lazy(content: Any) -> bool:
+    """Tell what holds no values itself, or cannot be used as it is, and is read in blocks."""
+    return (
+        isinstance(content, zarr.Array)
+        or is_dask(content)
+        or _is_a(content, "dask.dataframe", "DataFrame")
+        or (_is_a(content, "xarray", "DataArray") and not _in_memory(content))
+        or _is_a(content, "h5py", "Dataset")
+    )
+
+
 def is_dask(content: Any) -> bool:
-    """Tell a dask array, without the import of its module: whoever has one has done that."""
-    arrays = sys.modules.get("dask.array")
-    return arrays is not None and isinstance(content, arrays.Array)
+    """Tell a dask array."""
+    return _is_a(content, "dask.array", "Array")
+
+
+def _is_a(content: Any, module: str, name: str) -> bool:
+    """Tell an object's class, without the import of its module: whoever has one has done that."""
+    found = sys.modules.get(module)
+    return found is not None and isinstance(content, getattr(found, name))
+
+
+def _blocks_of(content: Any) -> Chunks:
+    """Return what is read and written together: whole chunks of what the content is stored in."""
+    n_rows, n_columns = map(int, content.shape)
+    itemsize = content.dtype.itemsize
+    if is_dask(content):  # a task computes as much at least
+        return Chunks.of(content.shape, itemsize, (max(content.chunks[0]), n_columns))
+    stored = _stored_chunks(content)
+    rows = memory.rows_together(
+        n_rows, n_columns * itemsize, stored.rows, stored.decoding_nbytes, BLOCK_NBYTES
+    )
+    n_chunks = -(-rows // stored.rows)
+    written = Chunks.of(content.shape, itemsize, (rows, n_columns))
+    decoding_nbytes = max(n_chunks * stored.decoding_nbytes, written.decoding_nbytes)
+    return Chunks(rows, n_chunks * stored.nbytes, decoding_nbytes)
+
+
+def _stored_chunks(content: Any) -> Chunks:
+    """Return the chunks that an array is stored in; single rows, if it is in none."""
+    shape, itemsize = content.shape, content.dtype.itemsize
+    sizes = None
+    if isinstance(content, zarr.Array):
+        return chunks_of(content)
+    if _is_a(content, "h5py", "Dataset"):
+        sizes = content.chunks
+    elif _is_a(content, "xarray", "DataArray"):
+        stored = content.encoding.get("preferred_chunks")
+        sizes = stored and [stored.get(name, 1) for name in content.dims]
+    row_nbytes = shape[1] * itemsize
+    return Chunks.of(shape, itemsize, sizes) if sizes else Chunks(1, row_nbytes, 2 * row_nbytes)
 
 
 def _blocks(content: Any, step: int) -> list[tuple[int, int]]:
@@ -282,11 +399,23 @@ def _write(engine: Engine, data: Input, needs_nbytes: int, folder: Folder) -> Re
         optimize: Any = dask.base.optimize  # so that a task is sent only what it computes
         items = [(*rows, optimize(content[slice(*rows)])[0]) for rows in ranges]
         write = functools.partial(_write_computed, folder)
-        run_work(engine, folder, Work("input", write, items, needs_nbytes))
+        receipts = run_work(engine, folder, Work("input", write, items, needs_nbytes))
+        checksums = [receipt["checksum"] for receipt in receipts]
     else:
+        checksums, digest = [], hashlib.blake2b(digest_size=16)
         for first, last in ranges:
-            target.write(first, np.asarray(content[first:last]))
-    return {"n_rows": source.shape[0]}
+            block = np.array(content[first:last], order="C")  # nobody else can change it
+            target.write(first, block)
+            if data.is_computed:
+                checksums.append(_hash_of_rows(block))
+            else:
+                digest.update(block.data)
+        if not (data.is_computed or _name_of(digest.hexdigest(), content) == source.identity):
+            raise InputError(
+                "The array changed while this call worked on it, so nothing was claimed for it: "
+                "call again with an array that stays as it is, or with a copy."
+            )
+    return {"n_rows": source.shape[0], "checksums": checksums}
 
 
 def _write_computed(folder: Folder, item: tuple[int, int, Any]) -> Receipt:
@@ -294,4 +423,8 @@ def _write_computed(folder: Folder, item: tuple[int, int, Any]) -> Receipt:
     first, last, block = item
     data = np.ascontiguousarray(block.compute(scheduler="synchronous"))
     folder.open_rows("data").write(first, data)
-    return {"n_rows": last - first, "checksum": zlib.crc32(data.data)}
+    return {"n_rows": last - first, "checksum": _hash_of_rows(data)}
+
+
+def _hash_of_rows(rows: NDArray[Any]) -> str:
+    return hashlib.blake2b(rows.data, digest_size=16).hexdigest()

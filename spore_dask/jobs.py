@@ -91,6 +91,7 @@ class Job:
         check_unchanged(self.folder, self.data.source)
         if not self.result.exists(SUMMARY):
             return None
+        self.data.source.confirm()
         point_to(self.folder, POINTER, self.id)
         run = Run(self.folder.url, self.id)
         keep_at_most(run, self.keep)

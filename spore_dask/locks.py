@@ -19,11 +19,18 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from spore_dask.errors import BusyError, DamagedError, StoreError
+from spore_dask.errors import BusyError, DamagedError, InputError, StoreError
 from spore_dask.processes import is_alive, this_process
-from spore_dask.store import PARTIAL, Folder
+from spore_dask.store import (
+    OUR_LOCK,
+    Folder,
+    check_owner,
+    claim,
+    disclaim,
+    half_of,
+    sweep_documents,
+)
 
-PREFIX = "lock-"
 BEAT_SECONDS = 10.0
 """Time between two signs of life."""
 SILENT_SECONDS = 60.0
@@ -58,7 +65,7 @@ def locked(folder: Folder, name: str) -> Iterator[Lock]:
     try:
         lock.acquire()
         _held[folder.url] = threading.get_ident(), lock
-        _sweep(folder)
+        sweep_documents(folder)
         yield lock
     finally:
         if _held.get(folder.url, (None, None))[1] is lock:
@@ -66,16 +73,8 @@ def locked(folder: Folder, name: str) -> Iterator[Lock]:
         lock.release()
 
 
-def _sweep(folder: Folder) -> None:
-    """Remove the half documents of a driver that was killed; stages see to their own files."""
-    for name in folder.names():
-        if name.endswith(PARTIAL) and not name.startswith(PREFIX):
-            folder.remove(name)
-
-
-def hold(
-    out: str | os.PathLike[str], name: str = "a job"
-) -> contextlib.AbstractContextManager[Lock]:
+@contextlib.contextmanager
+def hold(out: str | os.PathLike[str], name: str = "a job") -> Iterator[Lock]:
     """Keep a folder to this process, for as long as the context lasts.
 
     Calls in it that work on the folder, such as `fit`, go on; those of other processes, and of
@@ -94,7 +93,14 @@ def hold(
         Its `check` raises `BusyError` if another process has taken over, because this one gave no
         sign of life for a minute.
     """
-    return locked(Folder.at(out), name)
+    folder = Folder.at(out)
+    check_owner(folder)
+    with locked(folder, name) as lock:
+        claim(folder)
+        try:
+            yield lock
+        finally:
+            disclaim(folder)
 
 
 class Lock:
@@ -105,18 +111,22 @@ class Lock:
         self._file = _new_name()
         self._record = {"name": name, **this_process(), "beat": 0}
         self._lost = False
+        self._foreign: set[str] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
     def acquire(self) -> None:
         """Take the lock, if nobody has it who lives."""
+        self._was_there = self._folder.exists()
         while True:
             for name in self._others():
-                self._refuse_living(name)
-                self._remove(name)
+                if self._read(name):
+                    self._refuse_living(name)
+                    self._remove(name)
+                else:  # gone meanwhile, or no lock of ours
+                    self._foreign.add(name)
             try:
-                self._folder.write_json(self._file, self._record)
-                if not self._others():
+                if self._write() and not self._others():
                     break
                 self._folder.remove(self._file)
             except BaseException as error:
@@ -129,6 +139,16 @@ class Lock:
             time.sleep(random.uniform(*PAUSE_SECONDS))
         self._thread.start()
 
+    def _write(self) -> bool:
+        """Write the lock; tell whether it is there, since an owner removes half ones."""
+        try:
+            self._folder.write_json(self._file, self._record)
+        except InputError:
+            if not (self._folder.is_local and self._folder.exists()):
+                raise
+            return False
+        return True
+
     def release(self) -> None:
         """Let others have the lock."""
         self._ended.set()
@@ -137,6 +157,8 @@ class Lock:
         self._thread.join()
         try:
             self._folder.remove(self._file)
+            if not self._was_there:
+                self._folder.remove_if_empty()
         except Exception as reason:  # whoever comes next sees that this process is gone
             _left.add(self._file)
             logging.getLogger(__name__).warning("the lock was not removed: %s", reason)
@@ -152,7 +174,8 @@ class Lock:
 
     def _others(self) -> list[str]:
         """Return the names of the locks that are not this one."""
-        return [name for name in self._folder.names() if is_lock(name) and name != self._file]
+        known = {self._file, *self._foreign}
+        return [name for name in self._folder.names() if is_lock(name) and name not in known]
 
     def _refuse_living(self, name: str) -> None:
         """Raise `BusyError` if the owner of a lock lives; look for a while if it is elsewhere."""
@@ -173,7 +196,7 @@ class Lock:
     def _remove(self, name: str) -> None:
         """Remove the lock of a process that is gone, and what it was about to write."""
         for found in self._folder.names():
-            if found.startswith(name):
+            if name in (found, half_of(found)):
                 self._folder.remove(found)
 
     def _is_heard(self, name: str, known: dict[str, Any]) -> bool:
@@ -210,9 +233,9 @@ class Lock:
 
 def _new_name() -> str:
     """Return a name for a lock that no other one has had."""
-    return f"{PREFIX}{uuid.uuid4().hex}.json"
+    return f"lock-{uuid.uuid4().hex}.json"
 
 
 def is_lock(name: str) -> bool:
     """Tell whether a file of a run's folder is a lock."""
-    return name.startswith(PREFIX) and name.endswith(".json")
+    return OUR_LOCK.fullmatch(name) is not None

@@ -13,11 +13,11 @@ from spore_dask.engine import Engine, open_engine
 from spore_dask.errors import BusyError
 from spore_dask.healing import healed
 from spore_dask.inputs import Input
-from spore_dask.locks import locked
+from spore_dask.locks import is_lock, locked
 from spore_dask.points import CACHE
 from spore_dask.preflight import preflight
 from spore_dask.progress import Event, as_consumer
-from spore_dask.store import Folder
+from spore_dask.store import Folder, claim
 from spore_dask.tracking import Tracker, record_name
 
 
@@ -42,16 +42,21 @@ def find_done(
 ) -> Found | None:
     """Return what a call of this name has come to before, if `find` finds it.
 
-    What a process that was killed as it ended has left there, its copy of the data and its record,
-    goes, unless somebody works there.
+    What a process that was killed as it ended has left there goes, unless somebody works there: its
+    copy of the data, its record and its lock.
     """
     with healed(folder, name):
         found = find()
-        if found is not None and (data.is_written or folder.exists(record_name(name))):
+        if found is not None and (data.is_written or _is_left(folder, name)):
             with contextlib.suppress(BusyError), locked(folder, name):
                 data.remove()
                 folder.remove(record_name(name))
     return found
+
+
+def _is_left(folder: Folder, name: str) -> bool:
+    """Tell whether there is a lock, or the record of a call of this name."""
+    return any(is_lock(each) or each == record_name(name) for each in folder.names())
 
 
 @contextlib.contextmanager
@@ -87,6 +92,7 @@ def opened(
             engine = stack.enter_context(open_engine(client, n_workers, None, hear))
             memory_limit = memory_limit or engine.memory_limit
         plan = make(memory_limit, n_workers)
+        claim(folder)
         if client is None:
             limit = plan.memory_limit
             engine = stack.enter_context(open_engine(None, n_workers, limit, hear))

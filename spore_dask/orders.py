@@ -7,12 +7,16 @@ shard and a range.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spore_dask.store import CHECKS, Folder, RowFiles
+from spore_dask.exact import number_dtype
+from spore_dask.store import CHECKS, Folder, Limits, RowFiles
+
+DOCUMENT = "done.json"
+"""Says in the folder of an order where its ranges start."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +27,24 @@ class Order:
     starts: NDArray[np.int64]
     """Place in the order of the first point of each range, and the number of points."""
 
+    @classmethod
+    def from_summary(cls, folder: Folder, starts: list[int], n_points: int) -> Self:
+        """Return the order that a stage has found, or raise `DamagedError`."""
+        with folder.understood(DOCUMENT):
+            found = np.array(starts, np.int64)
+            if (
+                len(found) < 2
+                or (found[0], found[-1]) != (0, n_points)
+                or (np.diff(found) < 0).any()
+            ):
+                raise ValueError(f"starts do not ascend from 0 to {n_points}")
+        return cls(folder, found)
+
+    @property
+    def n_points(self) -> int:
+        """Number of points."""
+        return int(self.starts[-1])
+
     @property
     def n_ranges(self) -> int:
         """Number of ranges."""
@@ -30,11 +52,15 @@ class Order:
 
     def points(self, i: int) -> NDArray[Any]:
         """Return the numbers of the points of a range, in order."""
-        return self.folder.child("order").read_array(str(i))
+        size = int(self.starts[i + 1] - self.starts[i])
+        dtype, limits = number_dtype(self.n_points), Limits(0, self.n_points)
+        folder = self.folder.child("order")
+        return folder.read_array(str(i), shape=(size,), dtype=dtype, limits=limits)
 
-    def ranges_of(self, shard: int) -> NDArray[np.uint16]:
-        """Return the range that each point of a shard of the graph is in."""
-        return self.folder.child("ranges").read_array(str(shard))
+    def ranges_of(self, shard: int, n_points: int | None = None) -> NDArray[np.uint16]:
+        """Return the range that each of the points of a shard of the graph is in."""
+        folder, limits = self.folder.child("ranges"), Limits(0, self.n_ranges)
+        return folder.read_array(str(shard), shape=(n_points,), dtype=np.uint16, limits=limits)
 
 
 def write_range(folder: Folder, i: int, points: NDArray[Any]) -> None:
@@ -70,7 +96,8 @@ def plan_exchange(folder: Folder, n_shards: int, n_ranges: int) -> None:
         return
     places = np.zeros((n_ranges + 1, n_shards), np.int64)
     for shard in range(n_shards):
-        np.cumsum(buckets.read_array(f"{shard}.counts"), out=places[1:, shard])
+        counts = buckets.read_array(f"{shard}.counts", shape=(n_ranges,), dtype=np.uint32)
+        np.cumsum(counts, out=places[1:, shard])
     folder.write_rows(PLACES, places)
 
 
@@ -82,8 +109,16 @@ def _places(folder: Folder, n_shards: int, n_ranges: int) -> RowFiles:
 
 def range_sizes(folder: Folder, n_shards: int, n_ranges: int) -> NDArray[np.int64]:
     """Return how many entries each range has in the bucket files of all shards."""
-    ends: NDArray[np.int64] = _places(folder, n_shards, n_ranges).read(0, n_ranges + 1).sum(axis=1)
+    places = _places(folder, n_shards, n_ranges).read(0, n_ranges + 1)
+    _check_places(folder, places)
+    ends: NDArray[np.int64] = places.sum(axis=1)
     return np.diff(ends)
+
+
+def _check_places(folder: Folder, places: NDArray[np.int64]) -> None:
+    """Refuse places that do not ascend in each file."""
+    if (places[:1] < 0).any() or (np.diff(places, axis=0) < 0).any():
+        raise folder.damaged("file", PLACES, "its numbers do not ascend")
 
 
 class PlacesInFiles(NamedTuple):
@@ -101,6 +136,7 @@ def places_in_files(
     """Return where the entries of one range, or of some, are in the bucket file of each shard."""
     rows = np.array([i, i + n_together, n_ranges])
     found = _places(folder, n_shards, n_ranges).read_ranges(rows, rows + 1)
+    _check_places(folder, found)
     return PlacesInFiles(*found)
 
 

@@ -12,17 +12,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeVar
 
 import numpy as np
-import psutil
 from dask.utils import format_bytes, parse_bytes
 
 from spore_dask import memory
+from spore_dask.cgroups import usable_nbytes
 from spore_dask.coordinates import check_options
 from spore_dask.engine import N_WORKERS
 from spore_dask.errors import LimitError, ParameterError
-from spore_dask.inputs import Input
+from spore_dask.inputs import Input, is_dask
 from spore_dask.memory import Shape
 from spore_dask.params import RANGES, Params, Range, one_of
-from spore_dask.store import Folder
+from spore_dask.store import Folder, Source
 from spore_dask.threads import n_threads
 
 KNN = one_of("auto", "exact", "approximate")
@@ -114,9 +114,14 @@ def store_nbytes(data: Input, disk_free: int | None) -> int:
 def chunk_reason(data: Input, stage: str, needed: str) -> str:
     """Say why a stage that reads the input needs so much, and what to change."""
     source = data.source
+    n_rows, n_columns = source.shape
+    rows = memory.imported_rows(n_rows, n_columns * np.dtype(source.dtype).itemsize)
+    smaller = f"rechunk(({min(rows, n_rows)}, {n_columns}))"
+    call = f"dask.array.from_zarr(source).{smaller}.to_zarr(path)"
     return (
         f"{stage} needs {needed} for chunks of {source.chunk_rows} rows "
-        f"({format_bytes(source.chunk_nbytes)}): raise it, or write the data in smaller chunks"
+        f"({format_bytes(source.chunk_nbytes)} decoded): raise it, or give the data in smaller "
+        f"chunks, with {smaller if is_dask(data.content) else call}"
     )
 
 
@@ -264,6 +269,8 @@ class FitPlan(Plan):
         shape, projected = self.known or self._largest_shape, super()._needs()
         driver = memory.density_driver_nbytes(shape)
         before = projected if self.known is None else {"driver": driver}
+        if self.data.content is not None:  # what is copied is read whatever is known
+            before["scan"] = projected["scan"]
         return {
             **before,
             "driver": max(before["driver"], driver),
@@ -357,16 +364,11 @@ def make_plan(
         options.n_partitions,
         options.longest_k,
     )
-    row_nbytes = n_columns * dtype.itemsize
     plan = make(
         data,
         options,
         shape,
-        memory.InputShape(
-            memory.rows_per_task(n_points, row_nbytes, data.source.chunk_rows),
-            row_nbytes,
-            shape.sample_size,
-        ),
+        input_shape_of(data.source, shape.sample_size),
         as_memory_limit(memory_limit, n_workers),
         disk_free(folder),
     )
@@ -374,12 +376,21 @@ def make_plan(
     return plan
 
 
+def input_shape_of(source: Source, sample_size: int) -> memory.InputShape:
+    """Return the sizes of a source."""
+    n_rows, n_columns = source.shape
+    row_nbytes = n_columns * np.dtype(source.dtype).itemsize
+    return memory.input_shape_of(
+        n_rows, row_nbytes, source.chunk_rows, source.decoding_nbytes, sample_size
+    )
+
+
 def as_memory_limit(memory_limit: Any, n_workers: int | None) -> int:
-    """Return the limit of each process: what is asked for, or a fair share of this machine."""
+    """Return the limit of each process: what is asked for, or a fair share of what may be used."""
     n_workers = N_WORKERS.check("n_workers", n_workers)
     if memory_limit is None:
         n_processes = 1 + (n_threads() if n_workers is None else n_workers)
-        return int(psutil.virtual_memory().total) // n_processes
+        return usable_nbytes() // n_processes
     try:
         limit = parse_bytes(memory_limit)
     except (ValueError, AttributeError, TypeError):

@@ -16,13 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from spore_dask.exact import number_dtype
 from spore_dask.kernels.cells import Cells, cell_starts, n_levels, points_between
 from spore_dask.kernels.means import Tree as MeansPlanes
 from spore_dask.kernels.order import extent_of
 from spore_dask.kernels.probes import Part
 from spore_dask.partitions import MeansTree
-from spore_dask.store import Folder
+from spore_dask.store import FINITE, Folder, Limits
 
+DOCUMENT = "done.json"
+"""Says in the folder of points what they are."""
 BOXES = "boxes"
 MEANS = "means"
 
@@ -46,17 +49,36 @@ class Points:
 
     @classmethod
     def from_summary(cls, folder: Folder, summary: dict[str, Any]) -> Points:
-        """Return what a finished partitioning says of its points."""
-        return cls(
-            folder=folder,
-            kind=summary["kind"],
-            n_points=summary["n_points"],
-            n_columns=summary["n_columns"],
-            dtype=summary["dtype"],
-            firsts=np.array(summary["firsts"]),
-            copy_starts=np.array(summary["copy_starts"]),
-            leaders=np.array(summary["leaders"], np.int64),
-        )
+        """Return what a finished partitioning says of its points, or raise `DamagedError`."""
+        with folder.understood(DOCUMENT):
+            found = cls(
+                folder=folder,
+                kind=summary["kind"],
+                n_points=int(summary["n_points"]),
+                n_columns=int(summary["n_columns"]),
+                dtype=np.dtype(summary["dtype"]).str,
+                firsts=np.array(summary["firsts"], np.int64),
+                copy_starts=np.array(summary["copy_starts"], np.int64),
+                leaders=np.array(summary["leaders"], np.int64),
+            )
+            found._check()
+        return found
+
+    def _check(self) -> None:
+        """Raise `ValueError` if the numbers do not go together."""
+        if self.kind not in (BOXES, MEANS) or self.dtype not in ("<f4", "<f8"):
+            raise ValueError(f"kind is {self.kind!r}, dtype {self.dtype!r}")
+        if self.n_columns < 1:
+            raise ValueError(f"n_columns is {self.n_columns}")
+        firsts, copy_starts = self.firsts, self.copy_starts
+        if len(firsts) < 2 or len(copy_starts) != len(self.leaders) + 1:
+            raise ValueError(f"{len(firsts)} firsts and {len(copy_starts)} copy_starts")
+        ends = firsts[0], copy_starts[0], copy_starts[-1]
+        starts = np.concatenate([firsts, copy_starts])
+        if ends != (0, firsts[-1], self.n_points) or (np.diff(starts) < 0).any():
+            raise ValueError(f"firsts and copy_starts do not ascend from 0 to {self.n_points}")
+        if why := Limits(0, int(firsts[-1])).broken_by(self.leaders):
+            raise ValueError(f"of the leaders, {why}")
 
     @property
     def n_partitions(self) -> int:
@@ -82,7 +104,8 @@ class Points:
 
     def boxes(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the corners of the box of each partition."""
-        low, high = self.folder.read_array("boxes")
+        shape = 2, self.n_partitions, self.n_columns
+        low, high = self.folder.read_array("boxes", shape=shape, dtype=self.dtype, limits=FINITE)
         return low, high
 
     def extent(self) -> float:
@@ -102,17 +125,45 @@ class Points:
         return cells
 
     def _read_cells(self, partition: int) -> Cells:
-        first = int(self.firsts[partition])
-        n_points = int(self.firsts[partition + 1]) - first
-        folder = self.folder.child(f"partitions/{partition}")
+        n_points = self._size(partition)
+        starts = cell_starts(n_points, n_levels(n_points))
+        nodes = 2 * (len(starts) - 1) - 1, self.n_columns
         return Cells(
-            first=first,
-            starts=cell_starts(n_points, n_levels(n_points)),
-            rows=folder.read_array("rows"),
-            columns=folder.read_array("columns"),
-            low=folder.read_array("low"),
-            high=folder.read_array("high"),
+            first=int(self.firsts[partition]),
+            starts=starts,
+            rows=self._read_rows(partition),
+            columns=self._read_floats(partition, "columns", n_points * self.n_columns),
+            low=self._read_floats(partition, "low", *nodes),
+            high=self._read_floats(partition, "high", *nodes),
         )
+
+    def _size(self, partition: int) -> int:
+        """Return the number of points of a partition."""
+        return int(self.firsts[partition + 1] - self.firsts[partition])
+
+    def _read_rows(self, partition: int) -> NDArray[Any]:
+        """Read the input rows of the points of a partition."""
+        return self.folder.child(f"partitions/{partition}").read_array(
+            "rows",
+            shape=(self._size(partition),),
+            dtype=number_dtype(self.n_points),
+            limits=Limits(0, self.n_points),
+        )
+
+    def _read_floats(self, partition: int, name: str, *shape: int | None) -> NDArray[np.floating]:
+        """Read coordinates of a partition."""
+        folder = self.folder.child(f"partitions/{partition}")
+        return folder.read_array(name, shape=shape, dtype=self.dtype, limits=FINITE)
+
+    def _read_starts(self, partition: int) -> NDArray[np.int64]:
+        """Read where the cells of a partition start, and the end."""
+        folder, n_points = self.folder.child(f"partitions/{partition}"), self._size(partition)
+        starts = folder.read_array("starts", shape=(None,), dtype=np.int64)
+        ends = starts[:1].tolist() + starts[-1:].tolist()
+        if ends != [0, n_points] or (np.diff(starts) < 1).any():
+            why = f"its numbers do not ascend from 0 to {n_points}"
+            raise folder.damaged("array", "starts.npy", why)
+        return starts
 
     def part(self, partition: int) -> Part:
         """Return a partition in cells around centres."""
@@ -121,9 +172,14 @@ class Points:
         return part
 
     def _read_part(self, partition: int) -> Part:
-        first, folder = int(self.firsts[partition]), self.folder.child(f"partitions/{partition}")
-        names = ("points", "starts", "centers")
-        return Part(first, *(folder.read_array(name) for name in names))
+        size = self._size(partition), self.n_columns
+        starts = self._read_starts(partition)
+        return Part(
+            int(self.firsts[partition]),
+            self._read_floats(partition, "points", *size),
+            starts,
+            self._read_floats(partition, "centers", len(starts) - 1, self.n_columns),
+        )
 
     def coordinates(self, first: int, last: int) -> NDArray[np.floating]:
         """Return the coordinates of the points [first, last), copies among them."""
@@ -144,27 +200,39 @@ class Points:
 
     def tree(self) -> MeansTree:
         """Return the tree that tells which partition of means a point is in."""
-        folder = self.folder.child("tree")
-        planes = MeansPlanes(*(folder.read_array(name) for name in MeansPlanes._fields))
+        folder, n_nodes = self.folder.child("tree"), self.n_partitions - 1
+        size = n_nodes, self.n_columns
+        children = folder.read_array(
+            "children", shape=(n_nodes, 2), dtype=np.int64, limits=Limits(-1 - n_nodes, n_nodes)
+        )
+        if ((children >= 0) & (children <= np.arange(n_nodes)[:, None])).any():
+            raise folder.damaged("array", "children.npy", "a node is below itself")
+        planes = MeansPlanes(
+            folder.read_array("directions", shape=size, dtype=np.float64, limits=FINITE),
+            folder.read_array("thresholds", shape=size[:1], dtype=np.float64, limits=FINITE),
+            children,
+        )
         return MeansTree(self.n_partitions, planes)
 
     def centers(self, partition: int) -> NDArray[np.floating]:
         """Return the centres of the cells of a partition."""
-        return self._small(partition, "centers")
+        size = len(self.starts(partition)) - 1, self.n_columns
+        return self._small(partition, "centers", lambda p: self._read_floats(p, "centers", *size))
 
     def starts(self, partition: int) -> NDArray[np.int64]:
         """Return where each cell of a partition starts among its points, and the end."""
-        return self._small(partition, "starts")
+        return self._small(partition, "starts", self._read_starts)
 
     def rows(self, partition: int) -> NDArray[Any]:
         """Return the input row of each point of a partition."""
-        return self._small(partition, "rows")
+        return self._small(partition, "rows", self._read_rows)
 
-    def _small(self, partition: int, name: str) -> NDArray[Any]:
-        """Read one array of a partition."""
-        folder = self.folder.child(f"partitions/{partition}")
+    def _small(
+        self, partition: int, name: str, read: Callable[[int], NDArray[Any]]
+    ) -> NDArray[Any]:
+        """Return one array of a partition."""
         key = self.folder.url, partition, name
-        found: tuple[NDArray[Any]] = CACHE.get(key, lambda: (folder.read_array(name),))
+        found: tuple[NDArray[Any]] = CACHE.get(key, lambda: (read(partition),))
         return found[0]
 
     def copies_in(self, first: int, last: int) -> list[tuple[int, tuple[int, int]]]:
@@ -179,8 +247,10 @@ class Points:
 
     def copy_rows(self, first: int, last: int) -> NDArray[Any]:
         """Return the input rows of the copies with these numbers."""
-        begin = int(self.firsts[-1])
-        return self.folder.open_rows("copies").read(first - begin, last - begin)
+        begin, numbers = int(self.firsts[-1]), number_dtype(self.n_points)
+        shape, limits = (self.n_points - begin,), Limits(0, self.n_points)
+        copies = self.folder.open_rows("copies", shape, numbers, limits)
+        return copies.read(first - begin, last - begin)
 
 
 def write_tree(folder: Folder, tree: MeansTree) -> None:

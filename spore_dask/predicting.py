@@ -13,10 +13,8 @@ import dataclasses
 import os
 from typing import Any
 
-import numpy as np
-
 from spore_dask import memory
-from spore_dask.coordinates import Learned, Transform
+from spore_dask.coordinates import Learned
 from spore_dask.engine import Engine
 from spore_dask.errors import InputError
 from spore_dask.graph import FORMAT, Graph
@@ -25,14 +23,14 @@ from spore_dask.jobs import place_of_run
 from spore_dask.memory import Shape
 from spore_dask.opening import find_done, opened
 from spore_dask.pilot import EXACT
-from spore_dask.plan import as_memory_limit, disk_free
+from spore_dask.plan import as_memory_limit, disk_free, input_shape_of
 from spore_dask.points import BOXES, MEANS, Points
 from spore_dask.prediction_plan import PredictPlan
 from spore_dask.predictions import POINTER, RESULT, SUMMARY, Prediction
 from spore_dask.runs import Run, as_run, point_to
 from spore_dask.stages.partition import PartitionSpec, partition
 from spore_dask.stages.predict import Electorate, PredictSpec, predict_points, publish
-from spore_dask.stages.scan import ScanSpec, scan
+from spore_dask.stages.scan import ScanSpec, scan, transform_of
 from spore_dask.store import Folder, address, hash_of
 from spore_dask.tasks import MARKER, is_done
 
@@ -62,7 +60,7 @@ def predict(
     ----------
     run : Run, path or URL
         A finished fit that was kept for predictions.
-    source : path, URL, zarr.Array, dask array or numpy array (n, D)
+    source : path, URL, zarr.Array, dask array or DataFrame, xarray.DataArray or array (n, D)
         New points, as the fitted ones were given: the run's scale and metric are applied to them.
     out : path or URL, optional
         Folder of the prediction. Default: beside the source (`x.zarr` to `x.predicted`); for data
@@ -131,7 +129,10 @@ class Fitted:
                 "again with resume=False."
             )
         low, high = graph.points.range()
-        learned = Learned(Transform.from_json(scanned["transform"]), low, high)
+        transform = transform_of(
+            Folder(path).child(graph.summary["scan"]), scanned, graph.points.n_columns
+        )
+        learned = Learned(transform, low, high)
         identity = hash_of(FORMAT, run.path, run.id, scanned, graph.name)
         return cls(run, _voters(run, graph, labels), graph.shape, learned, identity)
 
@@ -152,6 +153,10 @@ def _kept(labels: Folder | None) -> bool:
 
 def _voters(run: Run, graph: Graph, labels: Folder | None) -> Electorate:
     """Return the points of a run as those who vote."""
+    with run.result.understood(SUMMARY):
+        k = int(run.summary["params"]["reassignment_neighbors"])
+        if not 1 <= k < graph.n_points:
+            raise ValueError(f"reassignment_neighbors is {k} of {graph.n_points} points")
     return Electorate(
         points=graph.points,
         graph=Folder(graph.path).child(graph.name),
@@ -159,7 +164,7 @@ def _voters(run: Run, graph: Graph, labels: Folder | None) -> Electorate:
         labels=labels,
         result=run.result,
         max_z=run.thresholds.max_z,
-        k=int(run.summary["params"]["reassignment_neighbors"]),
+        k=k,
         recall=graph.recall.sampled,
     )
 
@@ -175,8 +180,7 @@ class Task:
     @property
     def id(self) -> str:
         """A name for the result: a hash of all that it depends on."""
-        source = self.data.source
-        return hash_of(self.fitted.identity, dataclasses.asdict(source), source.fingerprint())
+        return hash_of(self.fitted.identity, dataclasses.asdict(self.data.source))
 
     @property
     def result(self) -> Folder:
@@ -187,6 +191,7 @@ class Task:
         """Return the prediction if it is complete."""
         if not self.result.exists(SUMMARY):
             return None
+        self.data.source.confirm()
         self.result.remove(WORK)
         point_to(self.folder, POINTER, self.id)
         return Prediction(self.folder.url, self.id)
@@ -196,13 +201,11 @@ class Task:
         source, fitted = self.data.source, self.fitted.shape
         n_points, n_columns = source.shape
         new = memory.shape_of(n_points, n_columns, fitted.itemsize, self.fitted.voters.k)
-        row_nbytes = n_columns * np.dtype(source.dtype).itemsize
-        rows_per_task = memory.rows_per_task(n_points, row_nbytes, source.chunk_rows)
         plan = PredictPlan(
             data=self.data,
             fitted=fitted,
             shape=new,
-            input_shape=memory.InputShape(rows_per_task, row_nbytes, new.sample_size),
+            input_shape=input_shape_of(source, new.sample_size),
             n_clusters=self.fitted.run.n_clusters,
             memory_limit=as_memory_limit(memory_limit, n_workers),
             disk_free=disk_free(self.folder),
@@ -225,6 +228,7 @@ def _run(engine: Engine, task: Task, plan: PredictPlan) -> Prediction:
 
 def _predict(engine: Engine, task: Task, plan: PredictPlan) -> Prediction:
     """Run the stages, and write the summary, which makes the prediction complete."""
+    task.result.sweep()
     work, fitted = task.result.child(WORK), task.fitted
     new = _place(engine, work, task, plan)
     needs = plan.memory()["predict"]
@@ -237,12 +241,14 @@ def _predict(engine: Engine, task: Task, plan: PredictPlan) -> Prediction:
         **facts,
         "run": [fitted.run.path, fitted.run.id],
         "source": task.data.source.url,
+        "identity": task.data.source.identity,
         "recall": dataclasses.asdict(recall),
         "memory_limit": plan.memory_limit,
         "needs_nbytes": plan.memory(),
         "cache_nbytes": plan.cache_nbytes,
         "peak_nbytes": engine.peaks(),
     }
+    task.data.source.confirm()
     task.result.write_json(SUMMARY, summary)
     found = task.finished()
     assert found is not None

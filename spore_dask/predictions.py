@@ -9,12 +9,16 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import zarr
 
 from spore_dask.errors import InputError
+from spore_dask.runs import open_published
 from spore_dask.store import Folder, address
 
 RESULT = "prediction-"
+PUBLISHED = {"labels": np.int32, "confidence": np.float32}
+"""The arrays of a prediction, and their types."""
 POINTER = "prediction.json"
 SUMMARY = "summary.json"
 
@@ -60,7 +64,7 @@ class Prediction:
 
     def _open(self, name: str) -> zarr.Array[Any]:
         """Open an array, which keeps this object and so a temporary folder alive."""
-        array = self.result.open_array(name)
+        array = open_published(self.result, name, self.summary["n_points"], PUBLISHED[name])
         array.store.__dict__["run"] = self
         return array
 

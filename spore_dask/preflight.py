@@ -22,10 +22,8 @@ from dask.utils import format_bytes
 
 from spore_dask.engine import Engine
 from spore_dask.errors import PreflightError, SporeError
-from spore_dask.store import Folder, Source, hash_of, open_source
+from spore_dask.store import Folder, Source, hash_of, open_zarr
 
-PLACE = "preflight"
-"""The folder in `out` where this process and the workers leave a word for each other."""
 DRIVER = "driver"
 PACKAGES = (
     "numpy",
@@ -48,7 +46,7 @@ class Expected:
 
     versions: dict[str, str]
     folder: Folder
-    """Where the words are left."""
+    """The folder in `out` where this process and the workers leave a word for each other."""
     word: str
     """What this process has written there."""
     source: Source | None
@@ -85,7 +83,7 @@ def preflight(
     """
     expected = Expected(
         versions=_versions(),
-        folder=out.child(PLACE),
+        folder=out.child(f"preflight-{hash_of(out.url)}"),
         word=uuid.uuid4().hex,
         source=source,
         first_row="" if source is None else _first_row(source),
@@ -159,13 +157,14 @@ def _read(expected: Expected) -> str | None:
         return None
     place = Folder(source.url)
     try:
-        seen = open_source(source.url)
-        first_row = _first_row(seen)
+        array = open_zarr(source.url)
+        first_row = _first_row(source)
     except (FileNotFoundError, SporeError):
         return f"does not see the source {source.url!r}, but {_shared(place)}"
     except Exception as error:
         return f"cannot read the source {source.url!r} ({_words(error)}): {_allowed(place)}"
-    if (seen.shape, seen.dtype, first_row) != (source.shape, source.dtype, expected.first_row):
+    seen = array.shape, array.dtype.str, first_row
+    if seen != (source.shape, source.dtype, expected.first_row):
         return f"sees other data at the source {source.url!r}, but {_shared(place)}"
     return None
 

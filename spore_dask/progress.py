@@ -25,7 +25,10 @@ NARROW = 80
 BAR_LENGTH, TEXT_LENGTH = 24, 52
 """Columns of a drawn bar, and those to leave for what is said beside it."""
 BAR_MARKS, BAR_MARKS_ASCII = ("\u2588", "\u2591"), ("#", ".")
-KINDS = ("stage-start", "task-done", "stage-end", "stage-failed", "worker-lost", "message")
+KINDS = (
+    *("stage-start", "task-done", "stage-end", "stage-failed"),
+    *("worker-silent", "worker-lost", "message"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Event:
     seconds: float = 0.0
     """Time since the stage started."""
     text: str = ""
-    """A sentence, for failures, lost workers and messages."""
+    """A sentence, for failures, silent and lost workers, and messages."""
     process: str = ""
     """The process that did the task, for "task-done"."""
     task_seconds: float = 0.0
@@ -99,6 +102,7 @@ def log_events(logger: logging.Logger) -> Consumer:
     """Return a consumer that logs: tasks as debug, stages as info, what goes wrong as warning."""
     levels = {
         "task-done": logging.DEBUG,
+        "worker-silent": logging.WARNING,
         "worker-lost": logging.WARNING,
         "stage-failed": logging.WARNING,
     }

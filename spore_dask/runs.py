@@ -16,7 +16,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from spore_dask.clusters import NOISE, Thresholds
+from spore_dask.clusters import CLUSTER_TABLE, NOISE, Thresholds
 from spore_dask.errors import (
     BusyError,
     DamagedError,
@@ -30,12 +30,27 @@ from spore_dask.fragments import Fragments
 from spore_dask.locks import locked
 from spore_dask.params import one_of
 from spore_dask.shards import ARRAYS, GraphRows, Longer
-from spore_dask.store import Folder, RowFiles, address
+from spore_dask.store import (
+    OUR_FOLDER,
+    OUR_LOCK,
+    OWNER,
+    Folder,
+    Limits,
+    RowFiles,
+    address,
+    check_owner,
+    half_of,
+    our_folders,
+    remove_ours,
+    remove_stage,
+)
 from spore_dask.tasks import MARKER
 
 POINTER = "run.json"
 SUMMARY = "summary.json"
 RESULT = "result-"
+PUBLISHED = {"labels": np.int32, "provenance": np.int16}
+"""The arrays of a result, and their types."""
 KEEP = one_of("labels", "predict", "all")
 KEPT: dict[str, tuple[str, ...]] = {
     "labels": (),
@@ -69,6 +84,10 @@ class Run:
             )
         self.path: str = self.folder.url
         self.id: str = id
+        with self.result.understood(SUMMARY):
+            n_points, n_clusters = int(summary["n_points"]), int(summary["n_clusters"])
+            if not 0 <= n_clusters <= n_points:
+                raise ValueError(f"{n_clusters} clusters of {n_points} points")
         self.summary: dict[str, Any] = summary
         """Parameters asked and resolved, thresholds, recall, seconds, bytes and peaks."""
 
@@ -84,7 +103,7 @@ class Run:
 
     def _open(self, name: str) -> zarr.Array[Any]:
         """Open a published array, which keeps this run and so a temporary folder alive."""
-        array = self.result.open_array(name)
+        array = open_published(self.result, name, self.summary["n_points"], PUBLISHED[name])
         array.store.__dict__["run"] = self
         return array
 
@@ -96,7 +115,8 @@ class Run:
     @property
     def clusters(self) -> NDArray[Any]:
         """A record for each cluster: size, skeleton_size, mean, std, seed_row."""
-        return self.result.read_array("clusters")
+        size = (self.n_clusters,)
+        return self.result.read_array("clusters", shape=size, dtype=CLUSTER_TABLE)
 
     @property
     def graph(self) -> tuple[str, str]:
@@ -119,7 +139,7 @@ class Run:
 
 def run_ids(folder: Folder) -> list[str]:
     """Return the names of the results in a run's folder that are complete."""
-    names = [name for name in folder.names() if name.startswith(RESULT)]
+    names = [name for name in our_folders(folder) if name.startswith(RESULT)]
     return [name.removeprefix(RESULT) for name in names if folder.child(name).exists(SUMMARY)]
 
 
@@ -236,7 +256,18 @@ def _read_rows(files: RowFiles) -> int:
     return int(files.starts[-1]) * files.row_nbytes
 
 
-def read_published(array: zarr.Array[Any], first: int, last: int) -> NDArray[Any]:
+def open_published(result: Folder, name: str, n_rows: int, dtype: Any) -> zarr.Array[Any]:
+    """Open an array that was published; refuse one of another size or dtype."""
+    array = result.open_array(name)
+    if (array.shape, array.dtype) != ((n_rows,), np.dtype(dtype)):
+        why = f"{array.shape} of {array.dtype}, but there are {n_rows} of {np.dtype(dtype)}"
+        raise _unreadable(array, why)
+    return array
+
+
+def read_published(
+    array: zarr.Array[Any], first: int, last: int, limits: Limits | None = None
+) -> NDArray[Any]:
     """Read some rows of what was published, or raise `DamagedError`."""
     try:
         values = np.asarray(array[first:last])
@@ -248,6 +279,8 @@ def read_published(array: zarr.Array[Any], first: int, last: int) -> NDArray[Any
     missing = np.isnan(values) if kind == "f" else values == np.iinfo(values.dtype).min
     if missing.any():
         raise _unreadable(array, f"some of the rows {first} to {last - 1} are missing")
+    if limits is not None and (why := limits.broken_by(values)):
+        raise _unreadable(array, why)
     return values
 
 
@@ -296,8 +329,26 @@ def clean(run: Run | str | os.PathLike[str], keep: str = "labels") -> int:
     """
     run = as_run(run)
     KEEP.check("keep", keep)
+    check_owner(run.folder)
     with locked(run.folder, "clean"):
         return _clean(run, keep)
+
+
+def remove_run(path: str | os.PathLike[str]) -> None:
+    """Remove all that calls have written to a folder; files of others in it stay.
+
+    Parameters
+    ----------
+    path : path or URL
+        The `out` of `fit`, `tune`, `build_graph` or `predict`. If nothing else is in it, the
+        folder goes too. Where there is none, nothing happens.
+    """
+    folder = Folder(address(path))
+    check_owner(folder)
+    if any(name == OWNER or OUR_LOCK.fullmatch(half_of(name) or name) for name in folder.names()):
+        with locked(folder, "remove"):
+            remove_ours(folder)
+        folder.remove_if_empty()
 
 
 def point_to(folder: Folder, pointer: str, id: str) -> None:
@@ -318,6 +369,7 @@ def _clean(run: Run, keep: str) -> int:
     run.result.write_json(SUMMARY, run.summary)
     wanted = kept_stages(run.folder)
     gone = [name for name in names if name not in wanted and not name.startswith(RESULT)]
+    gone = [name for name in gone if OUR_FOLDER.fullmatch(name)]  # a document may say anything
     return sum(remove_stage(folders[name]) for name in gone)
 
 
@@ -357,19 +409,3 @@ def remove_stages(folder: Folder) -> None:
         if "." not in name:  # no file
             remove_stage(folder.child(name))
     folder.remove()
-
-
-def remove_stage(folder: Folder) -> int:
-    """Remove the folder of a stage; return its size.
-
-    What says that it, or a task of it, is done goes first: a half of it would be taken as whole.
-    """
-    if folder.is_link:  # not ours: what it leads to stays
-        folder.remove()
-        return 0
-    nbytes = folder.nbytes()
-    for name in sorted(folder.names(), key=(SUMMARY, "graph.json", MARKER).__contains__)[::-1]:
-        if name.startswith("receipts-") or name.endswith(".json"):
-            folder.remove(name)
-    folder.remove()
-    return nbytes

@@ -7,14 +7,16 @@ where `longest_k` is larger than k, such points have a second, longer row in fil
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spore_dask.exact import number_dtype
+from spore_dask.kernels.rows import LARGEST_DISTANCE, first_falling_row
 from spore_dask.memory import BUFFERS_NBYTES, PAGE_ROWS, Shape
-from spore_dask.store import Folder, RowFiles
+from spore_dask.store import Folder, Limits, RowFiles
 from spore_dask.threads import scratch
 
 
@@ -109,6 +111,10 @@ def new_entries(numbers: NDArray[np.integer], n_points: int, k: int, dtype: Any)
 
 
 ARRAYS = ("neighbors", "distances", "rows")
+DISTANCES = Limits(0, LARGEST_DISTANCE)
+"""What distances may be."""
+DOCUMENT = "graph.json"
+"""Says in the folder of a graph what it is."""
 
 
 def write_shard(folder: Folder, shard: Shard) -> None:
@@ -151,16 +157,46 @@ class GraphRows:
 
     @classmethod
     def from_summary(cls, folder: Folder, summary: dict[str, Any]) -> GraphRows:
-        """Return what a finished graph says of its rows."""
-        return cls(
-            folder=folder,
-            n_points=int(summary["n_points"]),
-            k=int(summary["k"]),
-            longest_k=int(summary["longest_k"]),
-            dtype=summary["dtype"],
-            shard_rows=int(summary["shard_rows"]),
-            n_longer=np.array(summary["n_longer"], np.int64),
-        )
+        """Return what a finished graph says of its rows, or raise `DamagedError`."""
+        with folder.understood(DOCUMENT):
+            found = cls(
+                folder=folder,
+                n_points=int(summary["n_points"]),
+                k=int(summary["k"]),
+                longest_k=int(summary["longest_k"]),
+                dtype=np.dtype(summary["dtype"]).str,
+                shard_rows=int(summary["shard_rows"]),
+                n_longer=np.array(summary["n_longer"], np.int64),
+            )
+            found._check_sizes()
+        for name in ARRAYS:
+            found._check_files(name)
+        return found
+
+    def _check_sizes(self) -> None:
+        """Raise `ValueError` if the numbers do not go together."""
+        if not 1 <= self.k <= self.longest_k < self.n_points or self.shard_rows < 1:
+            raise ValueError(
+                f"{self.n_points} points in shards of {self.shard_rows}, k is {self.k} and "
+                f"longest_k {self.longest_k}"
+            )
+        if self.dtype not in ("<f4", "<f8"):
+            raise ValueError(f"dtype is {self.dtype!r}")
+        n_shards = -(-self.n_points // self.shard_rows)
+        if self.n_longer.shape != (n_shards,) or Limits(0, self.shard_rows + 1).broken_by(
+            self.n_longer
+        ):
+            raise ValueError(f"n_longer is {self.n_longer.tolist()} in {n_shards} shards")
+
+    def _check_files(self, name: str) -> None:
+        """Refuse an array of other sizes than the summary says."""
+        array = self.array(name)
+        shape = int(array.starts[-1]), *array.row_shape
+        chunk_rows = self.folder.open_rows(name, shape, array.dtype).chunk_rows
+        nbytes = array.folder.file_nbytes(array.names[-1])
+        if chunk_rows != array.starts[1] or nbytes != chunk_rows * array.row_nbytes:
+            why = f"chunks have {chunk_rows} rows and {nbytes} bytes, {DOCUMENT} says otherwise"
+            raise self.folder.damaged("array", name, why)
 
     @classmethod
     def of_shape(cls, folder: Folder, shape: Shape, dtype: str) -> GraphRows:
@@ -183,10 +219,14 @@ class GraphRows:
         """Return "neighbors", "distances" or "rows", one row a point."""
         row_shape = () if name == "rows" else (self.k + 1,)
         shape = (self.n_points, *row_shape)
-        return self.folder.known_rows(name, shape, self._dtype(name), self.shard_rows)
+        dtype, limits = self._numbers(name)
+        return self.folder.known_rows(name, shape, dtype, self.shard_rows, limits)
 
-    def _dtype(self, name: str) -> np.dtype[Any]:
-        return np.dtype(self.dtype) if name == "distances" else number_dtype(self.n_points)
+    def _numbers(self, name: str) -> tuple[np.dtype[Any], Limits]:
+        """Return the dtype of an array, and what it may hold."""
+        if name == "distances":
+            return np.dtype(self.dtype), DISTANCES
+        return number_dtype(self.n_points), Limits(0, self.n_points)
 
     def fill(
         self,
@@ -216,10 +256,33 @@ class GraphRows:
         names = tuple(f"{i}.{name}" for i in np.flatnonzero(self.n_longer).tolist())
         starts = np.append(0, np.cumsum(self.n_longer[self.n_longer > 0]))
         row_shape = () if name == "points" else (self.longest_k + 1,)
-        return RowFiles(self.folder.child("longer"), names, starts, row_shape, self._dtype(name))
+        return RowFiles(self.folder.child("longer"), names, starts, row_shape, *self._numbers(name))
 
     def longer(self, shard: int) -> Longer:
         """Return the longer rows of a shard."""
         last = int(self.n_longer[: shard + 1].sum())
         first = last - int(self.n_longer[shard])
-        return Longer(*(self.longer_array(name).read(first, last) for name in Longer._fields))
+        arrays = (self.longer_array(name).read(first, last) for name in Entries._fields)
+        found = Longer(self.longer_points(shard), *arrays)
+        self.refuse_falling(f"longer/{shard}.distances", found.points.tolist(), found.distances)
+        return found
+
+    def longer_points(self, shard: int) -> NDArray[Any]:
+        """Return the points of a shard that have longer rows, ascending."""
+        last = int(self.n_longer[: shard + 1].sum())
+        first = last - int(self.n_longer[shard])
+        points = self.longer_array("points").read(first, last)
+        low, end = self.span(shard)
+        if Limits(low, end).broken_by(points) or (points[1:] <= points[:-1]).any():
+            why = f"its numbers do not ascend from {low} to {end - 1}"
+            raise self.folder.damaged("file", f"longer/{shard}.points", why)
+        return points
+
+    def refuse_falling(
+        self, name: str, points: Sequence[int], distances: NDArray[np.floating]
+    ) -> None:
+        """Refuse an array of distances if those of a point do not ascend."""
+        row = int(first_falling_row(distances))
+        if row >= 0:
+            why = f"the distances of point {points[row]} do not ascend from 0 on"
+            raise self.folder.damaged("array", name, why)

@@ -15,14 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from spore_dask.cgroups import cpu_quota
+
 _held = threading.local()
 
 
 def n_threads() -> int:
-    """Return the number of processors that this process may use."""
+    """Return the number of processors that this process may use, at once or by its time."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        n_here = len(os.sched_getaffinity(0))
+    else:
+        n_here = os.cpu_count() or 1
+    return min(n_here, cpu_quota() or n_here)
 
 
 def in_threads(

@@ -15,10 +15,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from spore_dask.errors import DamagedError, InputError, ParameterError
-from spore_dask.locks import is_lock
 from spore_dask.processes import is_alive, this_process
 from spore_dask.progress import Consumer, Event
-from spore_dask.store import Folder
+from spore_dask.store import Folder, disclaim, our_folders, remove_ours
 from spore_dask.tasks import is_done
 
 PREFIX = "progress-"
@@ -118,14 +117,17 @@ class Tracker:
         self._folder.remove(self._file)
         if error is None:
             return
-        names = [name for name in self._folder.names() if not is_lock(name)]
+        names = our_folders(self._folder)
         refused = isinstance(error, InputError | ParameterError) and not isinstance(error, OSError)
         kept = not refused or any(is_done(self._folder.child(name)) for name in names)
         if not self._was_there and not (names and kept):
-            self._folder.remove()
-        elif self._record["now"] or self._record["done"]:
+            remove_ours(self._folder)
+            self._folder.remove_if_empty()  # it is not yet, while it is locked
+            return
+        if kept and (self._record["now"] or self._record["done"]):
             state = FAILED if isinstance(error, Exception) else STOPPED
             self._write(state=state, text=str(error) or type(error).__name__)
+        disclaim(self._folder)
 
     def _write_on(self) -> None:
         """Write what has changed, until the run ends."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from spore_dask import memory
 from spore_dask.clustering import cluster_rows
-from spore_dask.clusters import NOISE
+from spore_dask.clusters import NOISE, label_dtype
 from spore_dask.engine import Engine
 from spore_dask.fitting import Fit
 from spore_dask.graph import Graph
@@ -29,7 +29,7 @@ from spore_dask.plan import FitPlan
 from spore_dask.points import CACHE
 from spore_dask.runs import remove_stages
 from spore_dask.shards import Entries, GraphRows
-from spore_dask.store import Folder
+from spore_dask.store import Folder, Limits
 from spore_dask.tasks import Receipt, Work, run_work
 
 PLACES = "places"
@@ -72,6 +72,7 @@ def run_trials(engine: Engine, spec: TrialSpec, rows: NDArray[np.int64]) -> list
 
     `rows` are the input rows whose labels are compared, ascending.
     """
+    spec.folder.sweep()
     if not spec.folder.exists(f"{PLACES}.npy"):
         spec.folder.write_array(PLACES, find_points(spec.graph.graph_rows, rows))
     numbers = range(len(spec.trials))
@@ -82,15 +83,22 @@ def run_trials(engine: Engine, spec: TrialSpec, rows: NDArray[np.int64]) -> list
         engine.everywhere(let_go)
 
 
-def read_labels(folder: Folder, n_trials: int) -> NDArray[np.int32]:
-    """Return the labels that each trial gave the rows that are compared: (n_trials, rows)."""
-    labels = folder.child(LABELS)
-    return np.stack([labels.read_array(str(number)) for number in range(n_trials)])
+def read_labels(folder: Folder, n_trials: int, n_rows: int) -> NDArray[np.int32]:
+    """Return the labels that each trial gave the rows that are compared: (n_trials, n_rows)."""
+    labels, size = folder.child(LABELS), (n_rows,)
+    found = (labels.read_array(str(i), shape=size, dtype=np.int32) for i in range(n_trials))
+    return np.stack(list(found))
+
+
+def read_places(folder: Folder, n_points: int, n_rows: int | None = None) -> NDArray[np.int64]:
+    """Return the points whose labels are compared."""
+    limits = Limits(0, n_points)
+    return folder.read_array(PLACES, shape=(n_rows,), dtype=np.int64, limits=limits)
 
 
 def find_points(graph: GraphRows, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the point that each of some ascending input rows has become."""
-    found = np.empty(len(rows), np.int64)
+    found = np.full(len(rows), -1)
     row_of_point = graph.array("rows")
     for shard in range(graph.n_shards):
         first, last = graph.span(shard)
@@ -98,13 +106,16 @@ def find_points(graph: GraphRows, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         places = np.minimum(np.searchsorted(rows, here), len(rows) - 1)
         wanted = np.flatnonzero(rows[places] == here)
         found[places[wanted]] = first + wanted
+    if len(found) and found.min() < 0:
+        why = f"row {rows[np.argmin(found)]} is not in it"
+        raise graph.folder.damaged("array", "rows", why)
     return found
 
 
 def _try(spec: TrialSpec, number: int) -> Receipt:
     """Run one trial, and write the labels that are compared."""
     started = time.perf_counter()
-    places = spec.folder.read_array(PLACES)
+    places = read_places(spec.folder, spec.graph.n_points)
     cluster = _cluster_in_memory if spec.fits_in_memory else _cluster_out_of_core
     labels, n_clusters, noise = cluster(spec, number, places)
     spec.folder.child(LABELS).write_array(str(number), labels.astype(np.int32))
@@ -140,6 +151,7 @@ def _read_entries(graph: GraphRows, k: int) -> Entries:
     arrays = []
     for name in Entries._fields:
         array = graph.array(name)
+        array = array.without_limits() if name == "distances" else array
         largest_nbytes = graph.n_points * array.row_nbytes
         target = _room(name, (graph.n_points, k + 1), array.dtype, largest_nbytes)
         page = memory.PAGE_ROWS
@@ -148,6 +160,8 @@ def _read_entries(graph: GraphRows, k: int) -> Entries:
         for first in range(0, graph.n_points, step):
             ends = np.array([first]), np.array([min(first + step, graph.n_points)])
             target[first : first + step] = array.read_ranges(*ends, block)[:, : k + 1]
+        if name == "distances":
+            graph.refuse_falling(name, range(graph.n_points), target)
         arrays.append(target)
     return Entries(*arrays)
 
@@ -183,7 +197,8 @@ def _cluster_out_of_core(
     job = dataclasses.replace(spec.job, folder=folder, params=spec.trials[number], graph=graph)
     engine = Engine(memory_limit=spec.plan.memory_limit)
     _, settled = Fit(engine, job, spec.plan, resume=True).settle(graph, extent)
-    array = settled.open_rows("labels")
+    size = (graph.n_points,)
+    array = settled.open_rows("labels", size, label_dtype(*size))
     labels, n_noise = np.empty(len(places), array.dtype), 0
     for first in range(0, graph.n_points, array.chunk_rows):
         last = min(first + array.chunk_rows, graph.n_points)

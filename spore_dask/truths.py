@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from spore_dask import probing
 from spore_dask.kernels.probes import Lists
-from spore_dask.probing import found_shares
-from spore_dask.store import Folder
+from spore_dask.store import Folder, Limits
 
 NAMES = ("truth-numbers", "truth-distances", "truth")
 """Of the arrays, in the order in which they are written."""
@@ -42,7 +42,7 @@ class Truth(NamedTuple):
         `distances` may be squares: what is at 0 counts as a copy.
         """
         lists = Lists(neighbors, distances, np.zeros((0, 0), np.bool_))
-        return found_shares(lists, self.neighbors[:, :k], self.distances[:, :k])
+        return probing.found_shares(lists, self.neighbors[:, :k], self.distances[:, :k])
 
 
 def write_truth(folder: Folder, truth: Truth) -> None:
@@ -56,6 +56,17 @@ def has_truth(folder: Folder) -> bool:
     return folder.exists(f"{NAMES[-1]}.npy")
 
 
-def read_truth(folder: Folder) -> Truth:
-    """Read what is known of the sampled points of a graph."""
-    return Truth(*(folder.read_array(name) for name in NAMES))
+def read_truth(folder: Folder, n_searched: int) -> Truth:
+    """Read what is known of the sampled points of a graph, in which so many are searched."""
+    numbers = folder.read_array(
+        NAMES[0], shape=(None,), dtype=np.int64, limits=Limits(0, n_searched)
+    )
+    neighbors = folder.read_array(
+        NAMES[2],
+        shape=(len(numbers), None),
+        dtype=probing.number_dtype(n_searched),
+        limits=Limits(-1, n_searched),
+    )
+    if not neighbors.size:
+        raise folder.damaged("array", f"{NAMES[2]}.npy", "it is empty")
+    return Truth(numbers, folder.read_array(NAMES[1], shape=neighbors.shape), neighbors)

@@ -30,11 +30,12 @@ from spore_dask.jobs import Job, find_job, place_of_run
 from spore_dask.judging import Judgement, Votes, judge
 from spore_dask.opening import find_done, opened
 from spore_dask.params import Params, count
-from spore_dask.plan import FitPlan
-from spore_dask.runs import RESULT, SUMMARY, Run, keep_at_most, remove_stage, remove_stages
+from spore_dask.plan import FitPlan, as_memory_limit
+from spore_dask.runs import POINTER as RUN_POINTER
+from spore_dask.runs import RESULT, SUMMARY, Run, keep_at_most, point_to, remove_stages
 from spore_dask.spaces import draw_trials, find_space
-from spore_dask.store import Folder, hash_of
-from spore_dask.trials import PLACES, TrialSpec, read_labels, run_trials
+from spore_dask.store import Folder, hash_of, remove_stage
+from spore_dask.trials import TrialSpec, read_labels, read_places, run_trials
 from spore_dask.tunings import POINTER, Tuning
 from spore_dask.voters import MOST_NBYTES, MOST_ROWS, N_VOTERS, PollSpec, poll
 
@@ -126,7 +127,15 @@ cache_limit, client, n_workers, progress, keep
             **params,
         )
         fixed = {name: value for name, value in params.items() if value is not None}
-        search = find_search(job, fixed, space, int(n_trials), int(sample), y)
+        search = find_search(
+            job,
+            fixed,
+            space,
+            int(n_trials),
+            int(sample),
+            y,
+            as_memory_limit(memory_limit, n_workers),
+        )
         name = search.folder.name
         found = find_done(job.folder, name, job.data, search.finished) if resume else None
         if found is None:
@@ -186,6 +195,7 @@ def find_search(
     n_trials: int,
     sample: int,
     y: Any,
+    memory_limit: int,
 ) -> Search:
     """Return what the arguments of `tune` ask for, or raise a sentence."""
     n_points = job.data.source.shape[0]
@@ -202,7 +212,7 @@ def find_search(
             f"{LEAST_TRIALS - 1} are needed beside the default one: give a larger space, or y."
         )
     rows = _draw_rows(n_points, sample, job.params.seed)
-    truth = None if y is None else labels_of_rows(y, n_points, rows)
+    truth = None if y is None else labels_of_rows(y, n_points, rows, memory_limit)
     tune_job = TuneJob(**_shallow(job), trials=tuple(trials))
     voters: list[Params] = []
     if y is None:
@@ -272,6 +282,7 @@ class Search:
         if known is None or not self.job.folder.exists(f"{RESULT}{known['run']}/{SUMMARY}"):
             return None
         found = self._tuning()
+        point_to(self.job.folder, RUN_POINTER, found.run.id)
         keep_at_most(found.run, self.job.keep)
         return found
 
@@ -286,6 +297,7 @@ class Search:
         remove_stages(self.folder)
 
     def _tuning(self) -> Tuning:
+        self.job.data.source.confirm()
         pointer = {"name": self.folder.name, "document": self.document}
         self.job.folder.write_json(POINTER, pointer)
         return Tuning(self.job.folder.url, **pointer)
@@ -312,7 +324,8 @@ class Search:
         spec = TrialSpec(self.folder, job, graph, self.job.trials, plan)
         facts = run_trials(builder.engine, spec, self.rows)
         votes = self._ask_voters(builder.engine, spec) if self.voters else None
-        labels, retention = read_labels(self.folder, len(facts)), _retention(self.job.trials)
+        labels = read_labels(self.folder, len(facts), len(self.rows))
+        retention = _retention(self.job.trials)
         judgement = judge(labels, retention, facts, self.truth, votes)
         job = dataclasses.replace(job, params=self.job.trials[judgement.best])
         self._write(job, judgement, facts)
@@ -324,7 +337,8 @@ class Search:
     def _ask_voters(self, engine: Engine, spec: TrialSpec) -> Votes:
         """Return what further configurations make of a sample of the rows."""
         columns = _asked_columns(len(self.rows), self.job.data.source.shape[1])
-        graph, places = spec.graph, self.folder.read_array(PLACES)[columns]
+        graph = spec.graph
+        places = read_places(self.folder, graph.n_points, len(self.rows))[columns]
         folder, needs = self.folder.child("voters"), spec.needs_nbytes
         asked = PollSpec(folder, graph.points, graph.graph_rows, places, self.voters, needs)
         return Votes(columns, poll(engine, asked), _retention(self.voters))
@@ -348,4 +362,5 @@ class Search:
             "curve": judgement.curve,
             "run": job.id,
         }
+        self.job.data.source.confirm()
         self.folder.write_json(self.document, summary)

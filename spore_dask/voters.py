@@ -21,7 +21,7 @@ from spore_dask.params import Params
 from spore_dask.points import CACHE, Points
 from spore_dask.search import neighbor_rows
 from spore_dask.shards import GraphRows
-from spore_dask.store import Folder
+from spore_dask.store import FINITE, Folder
 from spore_dask.tasks import Receipt, Work, run_stage, run_work
 
 N_VOTERS = 50
@@ -48,7 +48,8 @@ class PollSpec:
 def poll(engine: Engine, spec: PollSpec) -> NDArray[np.int32]:
     """Return the labels of the sample by each voter, or take up what was done before."""
     run_stage(engine, spec.folder, functools.partial(_build, engine, spec))
-    votes: NDArray[np.int32] = spec.folder.read_array(VOTES)
+    size = len(spec.voters), len(spec.places)
+    votes: NDArray[np.int32] = spec.folder.read_array(VOTES, shape=size, dtype=np.int32)
     return votes
 
 
@@ -75,7 +76,10 @@ def _vote(spec: PollSpec, n_voters: int) -> Receipt:
     shards = spec.places // spec.graph.shard_rows
     sample = np.empty((len(spec.places), spec.points.n_columns), spec.points.dtype)
     for shard in range(spec.graph.n_shards):
-        sample[shards == shard] = spec.folder.child("points").read_array(str(shard))
+        here = shards == shard
+        sample[here] = spec.folder.child("points").read_array(
+            str(shard), shape=sample[here].shape, dtype=sample.dtype, limits=FINITE
+        )
     spec.folder.write_array(VOTES, voter_labels(sample, spec.voters))
     return {"n_voters": n_voters}
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # numba's cache is not safe to share
-    os.environ["NUMBA_CACHE_DIR"] = str(
-        Path(__file__).parents[1] / ".pytest_cache" / f"numba-{os.environ['PYTEST_XDIST_WORKER']}"
-    )
+# numba's cache is not safe to share, and does not tell whether kernels check their bounds.
+own = [os.environ.get("PYTEST_XDIST_WORKER"), os.environ.get("NUMBA_BOUNDSCHECK") and "bounds"]
+if any(own):
+    name = "-".join(["numba", *filter(None, own)])
+    os.environ["NUMBA_CACHE_DIR"] = str(Path(__file__).parents[1] / ".pytest_cache" / name)
 
 settings.register_profile(
     "default",

@@ -401,7 +401,7 @@ def test_existing_output_stays(tmp_path):
     np.testing.assert_array_equal(zarr.open_array(out), numbers(9))
     assert import_data(tmp_path / "x.npy", overwrite=True) == out
     np.testing.assert_array_equal(zarr.open_array(out), numbers(5) + 1)
-    with pytest.raises(InputError, match="not Zarr, so it is not overwritten"):
+    with pytest.raises(InputError, match="not a Zarr array, so it is not overwritten"):
         import_data(tmp_path / "x.npy", tmp_path, overwrite=True)
     with pytest.raises(InputError, match="Zarr already"):
         import_data(out)
@@ -552,7 +552,7 @@ def run(tmp_path_factory):
     result = folder.child("result-ab")
     result.write_zarr("labels", rng.integers(-1, 5, N_LABELS).astype(np.int32), 16)
     result.write_zarr("provenance", rng.integers(-1, 3, N_LABELS).astype(np.int16), 16)
-    result.write_json("summary.json", {})
+    result.write_json("summary.json", {"n_points": N_LABELS, "n_clusters": 5})
     return open_run(folder.url)
 
 
@@ -569,7 +569,7 @@ class Predicted:
         self.confidence = zarr.create_array(inner / "confidence", shape=70, dtype="f4", chunks=16)
         self.labels[...] = rng.integers(-1, 3, 70)
         self.confidence[...] = rng.random(70)
-        (inner / "summary.json").write_text("{}")
+        (inner / "summary.json").write_text('{"n_points": 70}')
 
 
 @pytest.fixture(params=[7, 16, 69, 70, 10**6])

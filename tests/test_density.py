@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from spore_dask import Params, build_graph, memory
+from spore_dask import Params, build_graph, memory, orders
 from spore_dask.clustering import measure_thresholds
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.engine import open_engine, process_name
@@ -221,7 +221,8 @@ def test_points_around_means(tmp_path):
 def test_numbers_of_64_bits(tmp_path, monkeypatch):
     x = grid(30).astype(np.float32)
     graph = build_graph(x, tmp_path / "out", 8, n_partitions=3, n_workers=0)
-    monkeypatch.setattr(stage, "number_dtype", lambda n_points: np.dtype(np.int64))
+    for module in (stage, orders):
+        monkeypatch.setattr(module, "number_dtype", lambda n_points: np.dtype(np.int64))
     found, values = rank(tmp_path / "density", spec_of(graph, x, 4, 6))
     assert found.order.points(0).dtype == np.int64
     assert_equal_to_memory(graph, x, found, values)

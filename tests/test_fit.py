@@ -390,7 +390,7 @@ class TestSharing:
             fit(town(), tmp_path / "out", graph=graph, n_workers=0)
         for other in (town()[:100], town() + 1):
             with pytest.raises(
-                InputError, match=r"was built from .* give the graph of this source"
+                InputError, match=r"was built from .* build the graph of this source"
             ):
                 fit(other, tmp_path / "out", graph=graph, n_workers=0)
         with pytest.raises(ParameterError, match=r"metric is 'cosine', .* built with 'euclidean'"):

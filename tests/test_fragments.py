@@ -26,6 +26,7 @@ from spore_dask import (
     stages,
 )
 from spore_dask import fragments as fragment_rows
+from spore_dask import points as partitioned
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.engine import open_engine
 from spore_dask.fragments import Rows
@@ -68,7 +69,7 @@ def points_on_disk(graph):
 def write_order(folder, rows, order, n_ranges):
     """Write a total order in ranges, some of them empty where there are few points."""
     starts = np.linspace(0, len(order), n_ranges + 1).astype(np.int64)
-    ranges = np.empty(len(order), np.uint32)
+    ranges = np.empty(len(order), np.uint16)
     for i, (first, last) in enumerate(itertools.pairwise(starts)):
         folder.write_array(f"order/{i}", order[first:last].astype(np.uint32))
         ranges[order[first:last]] = i
@@ -435,7 +436,7 @@ def test_more_neighbours_than_copies_were_kept_for_are_refused(case, tmp_path):
 
 
 def test_numbers_of_64_bits(case, tmp_path, monkeypatch):
-    for module in (shards, stages.partition, fragment_rows):
+    for module in (shards, partitioned, stages.partition, fragment_rows):
         monkeypatch.setattr(module, "number_dtype", lambda n_points: np.dtype(np.int64))
     options = Options(HEAD, n_partitions=4, longest_k=LONGEST)
     graph = build_with(options, crowd(6000), tmp_path / "graph", n_workers=0)

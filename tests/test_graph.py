@@ -29,6 +29,7 @@ from spore_dask import (
     shards,
     stages,
 )
+from spore_dask import points as partitioned
 from spore_dask.coordinates import working_coordinates
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.engine import open_engine
@@ -36,7 +37,7 @@ from spore_dask.inputs import find_input
 from spore_dask.points import CACHE
 from spore_dask.search import neighbor_rows
 from spore_dask.stages.neighbors import search_exactly
-from spore_dask.store import Folder
+from spore_dask.store import Folder, claim
 from tests import naive
 from tests.clusters import is_alive, wait_until
 from tests.strategies import point_sets
@@ -586,6 +587,7 @@ def test_a_kill_before_any_document_is_written_is_survived(tmp_path, monkeypatch
 def test_half_removed_input_is_written_again(tmp_path):
     x = crowd(3000)
     data = find_input(x, None, Folder(str(tmp_path / "out")))
+    claim(Folder(str(tmp_path / "out")))
     with open_engine(n_workers=0) as engine:
         data.write(engine, 0)
     (chunk,) = (tmp_path / "out").glob("input-*/data/c/0/0")
@@ -656,12 +658,12 @@ def test_another_recall_target_does_not_repeat_an_exact_search(tmp_path):
 def test_numbers_of_64_bits(tmp_path, monkeypatch, knn):
     x = wide()[:5000] if knn == "approximate" else crowd(5000)
     options = {"knn": knn, "n_partitions": 3, "n_workers": 0}
-    narrow = build_graph(x, tmp_path / "narrow", 5, **options)
-    for module in (shards, stages.partition, probing):
+    narrow = build_graph(x, tmp_path / "narrow", 5, **options).to_memory()
+    for module in (shards, partitioned, stages.partition, probing):
         monkeypatch.setattr(module, "number_dtype", lambda n_points: np.dtype(np.int64))
     graph = build_graph(x, tmp_path / "out", 5, **options)
     assert graph.neighbors.dtype == graph.rows.dtype == np.int64
-    assert_graph(graph, *narrow.to_memory())
+    assert_graph(graph, *narrow)
 
 
 def test_peak_memory_is_within_the_projection(tmp_path):

@@ -442,9 +442,10 @@ def test_a_record_that_names_no_run_is_of_no_finished_job(folder):
 
 
 def test_what_killed_jobs_were_writing_is_removed(folder):
-    (folder / "out").mkdir()
-    half = folder / "out" / "job-x.json.0123.partial"
-    half.write_text("{")
+    half = folder / "out" / f"job-{'0' * 12}.json.{'1' * 32}.partial"
+    with spore_dask.hold(folder / "out"):
+        half.write_text("{")
+        (folder / "out" / f"job-{'2' * 12}.json").write_text("{}")
     with spore_dask.hold(folder / "out"):
         assert not half.exists()
 
@@ -515,6 +516,26 @@ def test_a_dry_run_tells_and_writes_nothing(kind, folder):
     assert sorted(folder.rglob("*")) == before
     absent = invoke(kind, write_job(folder, input="absent.zarr"), "--dry-run")
     assert absent.exit_code == 3
+
+
+def test_a_dry_run_imports_nothing_that_the_file_names(folder, monkeypatch):
+    (folder / "noisy_clusters.py").write_text(
+        "from pathlib import Path\nfrom distributed import LocalCluster\n"
+        f"Path({str(folder / 'imported')!r}).touch()\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    section = {"kind": "class", "class": "noisy_clusters.LocalCluster"}
+    file = write_job(folder, cluster=section, parameters={})
+    result = invoke("fit", file, "--dry-run")
+    assert result.exit_code == 0, result.stderr
+    assert not (folder / "imported").exists()
+    read_job(str(file), "fit")
+    assert (folder / "imported").exists()
+    for name in ("noisy clusters.LocalCluster", "noisy_clusters"):
+        section = {"kind": "class", "class": name}
+        wrong = invoke("fit", write_job(folder, cluster=section, parameters={}), "--dry-run")
+        assert wrong.exit_code == 2
+        assert "cluster: class is 'noisy" in wrong.stderr
 
 
 def test_quiet_is_silence(folder):

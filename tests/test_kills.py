@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from spore_dask import checkpoints, fit, hold, predict, tune, verify
+from spore_dask import checkpoints, fit, hold, open_run, predict, tune, verify
 from spore_dask.inputs import Input
 from spore_dask.locks import is_lock
 from spore_dask.runs import SUMMARY
@@ -175,7 +175,7 @@ def test_a_kill_before_any_document_or_removal_is_survived(
         if wanted and key not in seen:
             seen.add(key)
             if action == "write_bytes" and not is_lock(name):
-                write(folder, f"{name}.half{PARTIAL}", b"")
+                write(folder, f"{name}.{'0' * 32}{PARTIAL}", b"")
             raise KeyboardInterrupt
         act(folder, name, *content)
 
@@ -189,6 +189,15 @@ def test_a_kill_before_any_document_or_removal_is_survived(
     assert len(seen) > 20
     assert_labels(run, labels)
     assert files(out) == left
+
+
+def test_a_tune_that_was_killed_before_it_named_its_run_names_it(tmp_path):
+    x, out = town()[:2000], tmp_path / "out"
+    call = functools.partial(tune, x, out, y=np.arange(2000) % 3, n_trials=1, n_workers=0)
+    id = call().run.id
+    (out / "run.json").unlink()
+    call()
+    assert open_run(out).id == id
 
 
 @pytest.mark.parametrize("name", ["fit", "tune", "predict"])

@@ -9,7 +9,7 @@ import spore_dask
 
 PACKAGE = Path(spore_dask.__file__).parent
 LAYERS = [
-    {"errors"},
+    {"errors", "cgroups"},
     {"params", "datasets", "threads", "memory", "recall", "choosing", "caches", "processes"},
     {"progress", "patience", "kernels", "spaces", "judging", "costs"},
     {"coordinates", "exact", "partitions", "percentiles", "probing", "clusters", "paces"},
@@ -31,12 +31,12 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 STORE = [
-    {"files", "checksums"},
+    {"files", "checksums", "limits"},
     {"disks", "objects", "zarrs"},
     {"npy", "plain"},
     {"rows"},
     {"folders"},
-    {"sources"},
+    {"owners", "sources"},
     {"__init__"},
 ]
 PURE = [

@@ -16,7 +16,7 @@ import zarr
 from spore_dask import BusyError, clean, fit, locks, processes, verify
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.locks import locked
-from spore_dask.store import Folder
+from spore_dask.store import Folder, claim
 from tests.clusters import wait_until
 
 HOLD = """
@@ -27,6 +27,11 @@ with locked(Folder(sys.argv[1]), "other"):
     print("held", flush=True)
     time.sleep(600)
 """
+
+LOCKS = {
+    name: f"lock-{digit * 32}.json"
+    for name, digit in zip(("foreign", "old", "empty", "rival", "x"), "01234", strict=True)
+}
 
 
 @pytest.fixture
@@ -59,7 +64,7 @@ def lock_files(folder):
 
 def write_foreign_lock(folder, **facts):
     record = {"name": "x", **processes.this_process(), "machine": "elsewhere", "beat": 0}
-    folder.write_json("lock-foreign.json", {**record, **facts})
+    folder.write_json(LOCKS["foreign"], {**record, **facts})
 
 
 def is_lost(lock):
@@ -159,9 +164,9 @@ def test_a_stopped_process_of_this_machine_keeps_its_lock(folder, holder, quick)
 def test_another_process_with_the_same_number_is_not_the_owner(folder):
     with locked(folder, "mine"):
         record = folder.read_json(lock_files(folder)[0])
-    folder.write_json("lock-old.json", {**record, "process_started": 1.0})
+    folder.write_json(LOCKS["old"], {**record, "process_started": 1.0})
     with locked(folder, "mine"):
-        assert "lock-old.json" not in lock_files(folder)
+        assert LOCKS["old"] not in lock_files(folder)
 
 
 def test_another_machine_that_beats_is_alive(folder, monkeypatch):
@@ -191,23 +196,39 @@ def test_silent_machine_is_gone_whatever_the_clocks_say(folder, quick, monkeypat
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + seconds)
     with locked(folder, "mine"):
-        assert "lock-foreign.json" not in lock_files(folder)
+        assert LOCKS["foreign"] not in lock_files(folder)
 
 
 def test_halves_of_a_killed_driver_go(tmp_path):
     x = blobs_and_shapes(2000)[0]
     folder = Folder(str(tmp_path / "run"))
-    for name in ("progress-fit-a.json.1.partial", "run.json.2.partial", "lock-x.json.3.partial"):
-        folder.write_bytes(name, b"{")
-    folder.write_bytes("lock-x.json", b"{")
+    claim(folder)
+    for name in ("progress-graph.json", "run.json", LOCKS["x"]):
+        folder.write_bytes(f"{name}.{'a' * 32}.partial", b"{")
+    folder.write_bytes(f"lock-{4:032x}.json.{5:032x}.partial", b"{")
     fit(x, folder.url, n_workers=0)
     assert not [name for name in folder.names() if "partial" in name or locks.is_lock(name)]
 
 
-def test_a_lock_that_is_no_document_is_passed_over(folder):
-    folder.write_bytes("lock-empty.json", b"")
+def test_one_whose_half_lock_was_swept_tries_again(folder, monkeypatch):
+    replace, swept = os.replace, []
+
+    def sweep(half, name):
+        if not swept:
+            swept.append(name)
+            os.remove(half)  # as the owner of another lock does
+        replace(half, name)
+
+    monkeypatch.setattr(os, "replace", sweep)
     with locked(folder, "mine"):
-        assert "lock-empty.json" not in lock_files(folder)
+        assert len(lock_files(folder)) == len(swept) == 1
+
+
+def test_a_lock_that_is_no_document_is_passed_over(folder):
+    folder.write_bytes(LOCKS["empty"], b"")
+    with locked(folder, "mine"):
+        assert len(lock_files(folder)) == 2
+    assert lock_files(folder) == [LOCKS["empty"]]
 
 
 @pytest.mark.parametrize("removed", [True, False])
@@ -221,7 +242,7 @@ def test_owner_notices_that_it_was_robbed(folder, quick, removed):
             wait_until(lambda: is_lost(lock))
         with pytest.raises(BusyError, match="taken over"):
             lock.check()
-    assert lock_files(folder) == ["lock-foreign.json"]
+    assert lock_files(folder) == [LOCKS["foreign"]]
 
 
 def test_owner_survives_a_rival_that_gives_way(folder, quick, monkeypatch):
@@ -231,7 +252,7 @@ def test_owner_survives_a_rival_that_gives_way(folder, quick, monkeypatch):
         found = look(lock)
         seen.extend(found)
         if len(seen) == locks.MOST_RIVALS:
-            folder.remove("lock-foreign.json")
+            folder.remove(LOCKS["foreign"])
         return found
 
     with locked(folder, "mine") as lock:
@@ -241,7 +262,7 @@ def test_owner_survives_a_rival_that_gives_way(folder, quick, monkeypatch):
         n_beats = lock._record["beat"] + 2 * locks.MOST_RIVALS
         wait_until(lambda: lock._record["beat"] > n_beats or is_lost(lock))
         lock.check()
-    assert seen == ["lock-foreign.json"] * locks.MOST_RIVALS
+    assert seen == [LOCKS["foreign"]] * locks.MOST_RIVALS
 
 
 def test_one_that_gave_way_comes_back_under_another_name(folder, monkeypatch):
@@ -252,7 +273,7 @@ def test_one_that_gave_way_comes_back_under_another_name(folder, monkeypatch):
         write(self, name, value)
         names.append(name)
         if len(names) == 1:
-            self.write_bytes("lock-rival.json", b"")
+            write(self, LOCKS["rival"], value | {"process_started": 1.0})
 
     monkeypatch.setattr(Folder, "write_json", meet)
     with locked(folder, "mine"):

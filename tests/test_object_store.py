@@ -159,7 +159,7 @@ class TestRuns:
             "result",
             "report",
             "run.json",
-            "source",
+            "spore_dask.json",
         }
 
     def test_keep_no_credentials_anywhere(self, folder, tmp_path, monkeypatch, caplog, capfd):
@@ -233,10 +233,10 @@ class TestRuns:
         folder.write_zarr("x.zarr", blobs(), 500)
         source = f"{folder.url}/x.zarr"
         spore_dask.fit(source, n_workers=0)
-        before = open_source(source).fingerprint()
-        assert open_source(source).fingerprint() == before
+        before = open_source(source).identity
+        assert open_source(source).identity == before
         folder.write_zarr("x.zarr", blobs() + np.float32(1), 500)
-        assert open_source(source).fingerprint() != before
+        assert open_source(source).identity != before
         with pytest.raises(InputError, match="has changed since"):
             spore_dask.fit(source, n_workers=0)
 
@@ -254,7 +254,7 @@ class TestRuns:
         folder.write_zarr("x.zarr", blobs(), 500)
         s3.calm()
         spore_dask.fit(f"{folder.url}/x.zarr", n_workers=0)
-        assert len(s3.requests) < 520, len(s3.requests)
+        assert len(s3.requests) < 600, len(s3.requests)
 
 
 class TestFolders:
@@ -498,7 +498,6 @@ ESCAPES = [
     "a//b",
     ".",
     "..",
-    "x::y",
     "a\0",
     5,
     None,
@@ -522,6 +521,11 @@ class TestNames:
             with pytest.raises(DamagedError, match="inside a run's folder"):
                 call(name)
         assert (tmp_path / "precious").read_text() == "here"
+
+    def test_of_chains_are_refused_in_stores_only(self, tmp_path):
+        with pytest.raises(DamagedError, match="inside a run's folder"):
+            Folder("memory://run").child("x::y")
+        assert Folder(str(tmp_path)).child("x::y").url == f"{tmp_path}/x::y"
 
     def test_of_stages_that_lead_out_are_refused(self, tmp_path):
         precious = tmp_path / "precious"
@@ -608,5 +612,5 @@ class TestPickles:
 def test_tasks_hold_addresses_only(folder):
     folder.write_zarr("x.zarr", blobs(100), 50)
     source = open_source(f"{folder.url}/x.zarr")
-    assert {type(value) for value in dataclasses.astuple(source)} <= {str, int, tuple, type(None)}
+    assert {type(value) for value in dataclasses.astuple(source)} <= {str, int, tuple, bool}
     assert dataclasses.astuple(folder) == (folder.url,)

@@ -7,7 +7,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spore_dask import DamagedError
+from spore_dask import DamagedError, InputError
 from spore_dask.store import Folder, RowFiles, disks, hash_of, open_source
 
 
@@ -33,7 +33,7 @@ def test_files_appear_whole_or_not_at_all(folder, tmp_path, monkeypatch):
             folder.write_bytes("a", b"new and longer")
     assert folder.read_bytes("a") == b"old"
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["a"]
-    (tmp_path / "run" / "a.123.partial").write_bytes(b"new")  # as a kill leaves it
+    (tmp_path / "run" / f"a.{'1' * 32}.partial").write_bytes(b"new")  # as a kill leaves it
     folder.sweep()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["a"]
 
@@ -245,15 +245,17 @@ def test_remove_and_size(folder):
     assert not folder.exists("a")
 
 
-def test_fingerprint_follows_the_files(tmp_path):
+def test_identity_is_that_of_the_files_when_a_source_is_opened(tmp_path):
     path = str(tmp_path / "x.zarr")
     array = zarr.create_array(path, shape=(10, 2), dtype="f4", chunks=(5, 2))
     array[...] = 1
     source = open_source(path)
-    before = source.fingerprint()
-    assert open_source(path).fingerprint() == before
+    assert open_source(path).identity == source.identity
+    source.confirm()
     array[7] = 3
-    assert source.fingerprint() != before
+    assert open_source(path).identity != source.identity
+    with pytest.raises(InputError, match="changed while this call worked on it"):
+        source.confirm()
 
 
 def test_names_are_hashes_of_what_they_depend_on():

@@ -9,8 +9,10 @@ from spore_dask import InputError, build_graph, fit, tracking
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.errors import DamagedError
 from spore_dask.progress import Event
-from spore_dask.store import Folder
+from spore_dask.store import Folder, claim
 from spore_dask.tracking import MOST_STAGES, Tracker, read_records
+
+SCAN = "scan-0123456789ab"
 
 
 @pytest.fixture
@@ -85,7 +87,8 @@ def end_with(folder, error, document):
     """Write a document in a stage of a run, and end the run with an error."""
     with Tracker(folder, "fit-abc", listen) as tracker:
         tracker(Event("stage-start", "scan", 0, 4))
-        folder.child("scan-1").write_json(document, {})
+        claim(folder)
+        folder.child(SCAN).write_json(document, {})
         raise error
 
 
@@ -110,7 +113,7 @@ def test_a_new_folder_goes_when_its_data_is_refused(folder):
 def test_finished_stages_stay_when_something_is_refused(folder):
     with pytest.raises(InputError):
         end_with(folder, InputError("bad"), "done.json")
-    assert folder.child("scan-1").exists()
+    assert folder.child(SCAN).exists()
     assert read_records(folder)[0]["text"] == "bad"
 
 

@@ -60,7 +60,9 @@ def town(n_points=3000):
 
 def compared(found):
     """Return the labels of each trial that were compared."""
-    return trials.read_labels(Folder(found.path).child(found.name), len(found.trials))
+    folder = Folder(found.path).child(found.name)
+    n_rows = found.summary["n_sampled"]
+    return trials.read_labels(folder, len(found.trials), n_rows)
 
 
 def stage_ends(events):

@@ -196,6 +196,7 @@ def _cluster(address: str | None, n_workers: int) -> Iterator[Client]:
             memory_limit=0,
             silence_logs=logging.CRITICAL,
             dashboard_address="127.0.0.1:0",
+            security=True,
         ) as cluster,
         Client(cluster) as client,
     ):

@@ -10,7 +10,7 @@ import dataclasses
 from pipelines.costs.fitting import Model, Seconds
 from spore_dask import memory, plan
 from spore_dask.costs import Size, loads, probed
-from spore_dask.memory import PAGE_ROWS, InputShape, Shape
+from spore_dask.memory import PAGE_ROWS, Chunks, InputShape, Shape
 from spore_dask.params import Params, ResolvedParams
 
 ITEMSIZE = 4
@@ -61,8 +61,10 @@ class Case:
         """The sizes of input in the chunks that `import` writes."""
         row_nbytes = self.n_columns * ITEMSIZE
         chunk_rows = memory.imported_rows(self.n_points, row_nbytes)
-        rows_per_task = memory.rows_per_task(self.n_points, row_nbytes, chunk_rows)
-        return InputShape(rows_per_task, row_nbytes, self.shape.sample_size)
+        chunks = Chunks.of((self.n_points, self.n_columns), ITEMSIZE, (chunk_rows, self.n_columns))
+        return memory.input_shape_of(
+            self.n_points, row_nbytes, chunks.rows, chunks.decoding_nbytes, self.shape.sample_size
+        )
 
     def size(self, model: Model) -> Size:
         """Return how large it is, if the data is like that which was measured."""

@@ -43,7 +43,7 @@ def _add(kind: str, function: Callable[[Job, Voice], Answer]) -> None:
         session = click.get_current_context().find_object(Session)
         if session is not None and date is None:  # to continue tomorrow what is of today
             session.args = [*session.args, "--date", day]
-        job = read_job(file, kind, day)
+        job = read_job(file, kind, day, import_class=not dry_run)
         return dry_answer(job) if dry_run else function(job, voice)
 
     run.__doc__ = function.__doc__

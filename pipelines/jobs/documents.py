@@ -195,7 +195,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return node
 
 
-def read_job(path: str, kind: str, date: str | None = None) -> Job:
+def read_job(path: str, kind: str, date: str | None = None, *, import_class: bool = True) -> Job:
     """Read the file of a job.
 
     Parameters
@@ -206,6 +206,8 @@ def read_job(path: str, kind: str, date: str | None = None) -> Job:
         What it is read for, one of `KINDS`.
     date : str, optional
         What stands for `{date}`: 2026-11-16, or 2026-11-16T0930. Default: today, in UTC.
+    import_class : bool, default True
+        Whether to import the class of clusters that the file may name.
 
     Raises
     ------
@@ -231,7 +233,7 @@ def read_job(path: str, kind: str, date: str | None = None) -> Job:
     undated = {name: given[name] for name in WITH_DATE if isinstance(given.get(name), str)}
     dated = {name: _with_date(path, name, text, date) for name, text in undated.items()}
     _check_places(path, dated)
-    _check_cluster(path, given.get("cluster"))
+    _check_cluster(path, given.get("cluster"), import_class)
     return Job(kind, date, **{**given, **dated}, undated=undated)
 
 
@@ -249,10 +251,10 @@ def _check_places(path: str, places: dict[str, str]) -> None:
         )
 
 
-def _check_cluster(path: str, cluster: Any) -> None:
+def _check_cluster(path: str, cluster: Any, import_class: bool) -> None:
     """Refuse a cluster that cannot be made, before anything begins."""
     try:
-        spore_dask.check_cluster(cluster)
+        spore_dask.check_cluster(cluster, import_class=import_class)
     except spore_dask.ParameterError as error:
         raise spore_dask.ParameterError(f"{path}: cluster: {error}") from None
 

@@ -11,6 +11,7 @@ changes while the pointer is on it. Memory: one chunk of labels, a record a clus
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import zlib
@@ -27,8 +28,11 @@ POINTER = "latest.json"
 DOCUMENT = "published.json"
 CLUSTERS = "clusters.json"
 LABELS = "labels"
+DRIFT, DRIFT_PAGE = "drift.json", "drift.html"
 FOLDER, RUNS, PREDICTIONS, REFUSED = "published", "runs", "predictions", "refused"
 VERSION = 1
+HALF = re.compile(r"\.[0-9a-f]{32}\.partial\Z")
+"""How the name of a file ends that a killed job was writing."""
 NAME = re.compile(r"(\d{4}-\d{2}-\d{2}(?:T\d{4})?)-[0-9a-f]{12}")
 
 
@@ -144,8 +148,7 @@ def write_published(
         What the last document says beside counts and checksums.
     """
     place = output.child(FOLDER).child(name)
-    place.remove(DOCUMENT)  # what says that it is whole, first
-    place.remove()
+    remove_published(place)
     numbers = np.array([*(one["number"] for one in clusters), NOISE], np.int32)
     checksums, n_noise = [], 0
     for _, found in chunks_of(labels):
@@ -171,6 +174,15 @@ def write_published(
     return written
 
 
+def remove_published(place: Place) -> None:
+    """Remove what was published, or refused, under a name; files of others there stay."""
+    place.remove(DOCUMENT)  # what says that it is whole, first
+    for name in place.names():
+        if HALF.sub("", name) in {DOCUMENT, LABELS, CLUSTERS, DRIFT, DRIFT_PAGE}:
+            place.remove(name)
+    place.remove_if_empty()
+
+
 def move_pointer(published: Published) -> None:
     """Make readers see a run, in one write."""
     pointer = {
@@ -180,6 +192,16 @@ def move_pointer(published: Published) -> None:
         "sequence": published.document["sequence"],
     }
     published.output.write(POINTER, pointer)
+
+
+def remove_run(place: Place) -> None:
+    """Remove a fit or a prediction, or what a kill has left of one: at last an empty folder.
+
+    One that is not marked as ours stays.
+    """
+    with contextlib.suppress(spore_dask.InputError):
+        spore_dask.remove_run(place.url)
+        place.remove_if_empty()
 
 
 def _order(published: Published) -> tuple[str, int]:
@@ -202,9 +224,11 @@ def prune(output: Place, keep_runs: int, newest: Published) -> list[str]:
     others = {each for folder in (RUNS, REFUSED) for each in output.child(folder).names()}
     for name in sorted({*names, *filter(NAME.fullmatch, others)} - kept):
         if name in known or date_of(name) < oldest:
-            output.child(FOLDER).child(name).remove(DOCUMENT)  # what says that it is whole, first
-            for folder in (FOLDER, RUNS, PREDICTIONS, REFUSED):
-                output.child(folder).remove(name)
             output.remove(f"job-{name}.json")
-            removed.append(name)
+            remove_published(output.child(REFUSED).child(name))
+            remove_run(output.child(PREDICTIONS).child(name))
+            remove_published(output.child(FOLDER).child(name))
+            remove_run(output.child(RUNS).child(name))  # last: while it is there, the name is known
+            if not output.child(RUNS).exists(name):
+                removed.append(name)
     return removed

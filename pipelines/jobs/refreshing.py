@@ -67,8 +67,8 @@ def _finish(work: Work, published: Published, run: spore_dask.Run) -> None:
     """Note what was found, write the report, and remove what is not to be kept."""
     job, output = work.job, work.output
     finish(work, run, published=published.place.url)
-    output.child(publishing.PREDICTIONS).remove(job.run_name)
-    output.child(publishing.REFUSED).remove(job.run_name)
+    publishing.remove_run(output.child(publishing.PREDICTIONS).child(job.run_name))
+    publishing.remove_published(output.child(publishing.REFUSED).child(job.run_name))
     if job.keep_runs is not None:
         for name in publishing.prune(output, job.keep_runs, published):
             work.say(f"removed {name}")
@@ -87,11 +87,24 @@ def _refresh(work: Work) -> tuple[Published, spore_dask.Run]:
         published = _published_before(work, last, run)
         if published is None:
             prediction = None if last is None else _predict(work, last, where)
+            _confirm(work, run, prediction)
             published = _publish(work, run, last, prediction)
     work.lock.check()
+    _confirm(work, run)
     publishing.move_pointer(published)
     work.say(f"{publishing.POINTER} is {published.name} now")
     return published, run
+
+
+def _confirm(work: Work, *found: spore_dask.Run | spore_dask.Prediction | None) -> None:
+    """Refuse to publish what belongs to data that is no longer there."""
+    source = address(work.job.input)
+    now = spore_dask.open_source(source, work.job.component).identity
+    if any(one.summary["identity"] != now for one in found if one is not None):
+        raise spore_dask.InputError(
+            f"The input {source!r} changed while the job worked on it, so nothing was published: "
+            "restore it with its times (cp -p) and start the job again, or give it another path."
+        )
 
 
 def check_last(job: Job, last: Published | None) -> None:
@@ -174,6 +187,7 @@ def _publish(
     clusters = _clusters(work.job, run, numbers, last)
     facts = {
         "fit": run.id,
+        "identity": run.summary["identity"],
         "package": spore_dask.__version__,
         "before": None if last is None else last.name,
         "drift": found.get("drift"),
@@ -182,7 +196,7 @@ def _publish(
         "next_number": max(next_number, int(numbers.max(initial=-1)) + 1),
         "published": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    texts = {"drift.json": found, "drift.html": drift.page(found)}
+    texts = {publishing.DRIFT: found, publishing.DRIFT_PAGE: drift.page(found)}
     return publishing.write_published(
         work.output, work.job.run_name, run.labels, clusters, texts, facts
     )
@@ -234,8 +248,8 @@ def _check_drift(work: Work, found: dict[str, Any]) -> None:
         return
     found["within_limits"] = False
     place = work.output.child(publishing.REFUSED).child(work.job.run_name)
-    place.write("drift.json", found)
-    place.write("drift.html", drift.page(found))
+    place.write(publishing.DRIFT, found)
+    place.write(publishing.DRIFT_PAGE, drift.page(found))
     raise DriftError(
         f"The drift of {work.job.run_name} is {found['drift']:.3f}, but limits.drift is {limit}: "
         f"nothing was published; see {place.url}/drift.html, and raise the limit if all is well."

@@ -231,6 +231,7 @@ def cluster_dask_ml(job: Job, source: Any) -> tuple[Labels, dict[str, Any]]:
             threads_per_worker=1,
             memory_limit=job.memory_limit,
             dashboard_address=None,
+            security=True,
         ) as local,
         distributed.Client(local),
     ):

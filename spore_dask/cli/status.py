@@ -15,7 +15,7 @@ from spore_dask.errors import InputError
 from spore_dask.predictions import POINTER
 from spore_dask.progress import Bar, Event, describe, duration, speed, time_left
 from spore_dask.runs import Run, run_ids
-from spore_dask.store import Folder, address
+from spore_dask.store import OWNER, Folder, address
 from spore_dask.tasks import MARKER
 from spore_dask.tracking import RUNNING, read_records
 
@@ -50,8 +50,7 @@ def status_answer(path: str) -> Answer:
 
 def _unfinished(folder: Folder) -> str:
     """Say that a run was begun, or refuse a folder that has none."""
-    begun = [name for name in folder.names() if name.startswith(("scan-", "source-", "input-"))]
-    if not begun:
+    if not folder.exists(OWNER):
         raise InputError(f"There is no run at {folder.url!r}: fit one with spore-dask fit.")
     done = [name for name in folder.names() if folder.child(name).exists(MARKER)]
     return f"Begun, but not running: {len(done)} stages are done. The same call continues it."

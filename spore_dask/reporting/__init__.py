@@ -41,6 +41,8 @@ from spore_dask.store import Folder, address
 __all__ = ["report"]
 
 LOGGER = logging.getLogger(__name__)
+GENERATOR, HEAD_NBYTES = b'content="spore-dask"', 1024
+"""By what the beginning of a report is known."""
 
 
 def report(run: Run | str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> str:
@@ -75,6 +77,11 @@ def _place(run: Run, out: str | os.PathLike[str] | None) -> tuple[Folder, str]:
         raise InputError(
             f"out is {os.fspath(out)!r}, which is a folder: give the name of a file in it, such "
             f"as {os.path.join(os.fspath(out), 'report.html')!r}."
+        )
+    if folder.exists(name) and GENERATOR not in folder.read_bytes(name)[:HEAD_NBYTES]:
+        raise InputError(
+            f"out is {os.fspath(out)!r}, and there is a file already that is not a report of "
+            "spore_dask: give another out=, or remove it."
         )
     return folder, name
 

@@ -15,6 +15,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
+from spore_dask.clusters import NOISE
 from spore_dask.coordinates import (
     Transform,
     column_deviations,
@@ -23,11 +24,11 @@ from spore_dask.coordinates import (
 )
 from spore_dask.errors import InputError
 from spore_dask.graph import Graph
-from spore_dask.inputs import check_unchanged
 from spore_dask.partitions import sample_rows
 from spore_dask.points import CACHE, Points
 from spore_dask.runs import Run, read_published
-from spore_dask.store import Folder, Source, open_source
+from spore_dask.stages.scan import transform_of
+from spore_dask.store import Folder, Limits, Source, open_source
 from spore_dask.tasks import MARKER
 
 N_ROWS = 1_000_000
@@ -38,6 +39,7 @@ MEASURED_NBYTES = 64 << 20
 READ_NBYTES = 16 << 30
 """Bytes of points or of the source that are read at most, if there is a choice."""
 BLOCK_NBYTES = 16 << 20
+PROVENANCE = Limits(NOISE, 1 << 15)
 
 Block = tuple[NDArray[np.int64], NDArray[np.floating]]
 """Places among the drawn rows, and the coordinates of what is there."""
@@ -195,12 +197,10 @@ def _find_source(run: Run) -> SourceRows:
         source = open_source(url)
     except InputError:
         raise Missing(f"the data is no longer at {url!r}") from None
-    try:
-        check_unchanged(run.folder, source)
-    except InputError:
-        raise Missing(f"the data at {url!r} has changed since the run") from None
     if source.shape != shape:
         raise Missing(f"the data at {url!r} now has shape {source.shape} instead of {shape}")
+    if source.identity != summary.get("identity"):
+        raise Missing(f"the data at {url!r} has changed since the run")
     asked = summary["asked"]
     return SourceRows(source, asked["scale"], asked["metric"], _transform(run))
 
@@ -214,8 +214,9 @@ def _transform(run: Run) -> Transform | None:
     """Return what made working coordinates of the source, if it was kept."""
     path, name = run.graph
     graph = Folder(path).child(name).read_json("graph.json")
-    scanned = Folder(path).child(graph["scan"]).read_json(MARKER) if graph else None
-    return Transform.from_json(scanned["transform"]) if scanned else None
+    folder = Folder(path).child(graph["scan"]) if graph else None
+    scanned = folder.read_json(MARKER) if folder else None
+    return transform_of(folder, scanned, run.summary["n_columns"]) if folder and scanned else None
 
 
 class Found(NamedTuple):
@@ -227,16 +228,17 @@ class Found(NamedTuple):
 
 def published(run: Run, rows: NDArray[np.int64]) -> Found:
     """Return labels and provenance of ascending rows."""
-    return Found(_take(run.labels, rows), _take(run.provenance, rows))
+    labels = Limits(NOISE, len(run.clusters))
+    return Found(_take(run.labels, rows, labels), _take(run.provenance, rows, PROVENANCE))
 
 
-def _take(array: zarr.Array[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
+def _take(array: zarr.Array[Any], rows: NDArray[np.int64], limits: Limits) -> NDArray[Any]:
     """Return some elements of a published array, reading a chunk at a time."""
     step = array.chunks[0]
     found = np.empty(len(rows), array.dtype)
     for first in np.unique(rows // step).tolist():
         part = slice(*np.searchsorted(rows, (first * step, (first + 1) * step)))
-        values = read_published(array, first * step, (first + 1) * step)
+        values = read_published(array, first * step, (first + 1) * step, limits)
         found[part] = values[rows[part] - first * step]
     return found
 
@@ -245,7 +247,7 @@ def count_provenance(run: Run) -> dict[int, int]:
     """Return how many points have each provenance: -1 noise, 0 skeleton, r a round."""
     array, counts = run.provenance, np.zeros(1, np.int64)
     for first in range(0, array.shape[0], array.chunks[0]):
-        values = read_published(array, first, first + array.chunks[0])
+        values = read_published(array, first, first + array.chunks[0], PROVENANCE)
         here = np.bincount(values.astype(np.int64) + 1)
         counts = np.pad(counts, (0, max(0, len(here) - len(counts))))
         counts[: len(here)] += here

@@ -26,7 +26,7 @@ from spore_dask.engine import Engine
 from spore_dask.extending import extend_points
 from spore_dask.kernels import joins
 from spore_dask.kernels.probes import Lists
-from spore_dask.memory import Shape
+from spore_dask.memory import MOST_PROBES, Shape
 from spore_dask.orders import end_exchange, keep_counts, places_of, plan_exchange
 from spore_dask.points import CACHE, Points
 from spore_dask.recall import sampled_recall
@@ -41,7 +41,7 @@ from spore_dask.shards import (
     write_longer,
     write_shard,
 )
-from spore_dask.store import Folder, RowFiles
+from spore_dask.store import FINITE, Folder, Limits, RowFiles
 from spore_dask.tasks import Receipt, Work, run_stage, run_work
 from spore_dask.truths import Truth, has_truth, read_truth, write_truth
 
@@ -121,11 +121,13 @@ class Run:
         """Search the sample exactly; return how many cells to probe, and the reach of a point."""
         if not has_truth(self.folder):
             self.each("draw", _draw)
-            drawn = [self.folder.child("drawn").read_array(str(p)) for p in self.full]
+            form = _sample_form(self.spec) | {"shape": (None, self.spec.points.n_columns)}
+            drawn = [self.folder.child("drawn").read_array(str(p), **form) for p in self.full]
             self.folder.write_array("sample", np.concatenate(drawn))
             self.each("truth", _meet_all)
             best = self._nearest()
-            sample, k = self.folder.read_array("sample"), self.spec.shape.k
+            sample = self.folder.read_array("sample", **_sample_form(self.spec))
+            k = self.spec.shape.k
             ranks = probing.probe_ranks(self.spec.points, sample, best.numbers[:, :k])
             enough = {"n_probes": probing.enough_probes(ranks), "reach": probing.reach_of(ranks)}
             self.folder.write_json("probes.json", enough)
@@ -133,14 +135,18 @@ class Run:
         self.folder.remove("drawn")
         self.folder.remove("truths")
         begun: Receipt = self.folder.read_json("probes.json")
+        with self.folder.understood("probes.json"):
+            if not 1 <= begun["n_probes"] <= MOST_PROBES:
+                raise ValueError(f"n_probes is {begun['n_probes']}")
         return begun
 
     def _nearest(self) -> Lists:
         """Return the nearest of the sampled points among all, from some partitions at a time."""
         best: list[Lists] = []
+        size = len(_drawn(self.spec)), self.spec.shape.longest_k + probing.MARGIN
         for first in range(0, len(self.full), TRUTHS_AT_HAND):
             some = self.full[first : first + TRUTHS_AT_HAND]
-            found = [_read_lists(self.folder.child("truths"), p) for p in some]
+            found = [_read_lists(self.spec, self.folder.child("truths"), p, size) for p in some]
             best = [probing.nearest_of([*best, *found], self.spec.shape.longest_k)]
         return best[0]
 
@@ -171,6 +177,12 @@ def _drawn(spec: ApproximateSpec) -> NDArray[np.int64]:
     return np.unique(np.random.default_rng(spec.seed).integers(0, n_points, SAMPLED_POINTS))
 
 
+def _sample_form(spec: ApproximateSpec) -> dict[str, Any]:
+    """Return what the coordinates of the sampled points must be."""
+    shape = len(_drawn(spec)), spec.points.n_columns
+    return {"shape": shape, "dtype": spec.points.dtype, "limits": FINITE}
+
+
 def _draw(spec: ApproximateSpec, folder: Folder, p: int) -> Receipt:
     """Write the coordinates of the sampled points of a partition."""
     numbers, firsts = _drawn(spec), spec.points.firsts
@@ -182,7 +194,7 @@ def _draw(spec: ApproximateSpec, folder: Folder, p: int) -> Receipt:
 
 def _meet_all(spec: ApproximateSpec, folder: Folder, p: int) -> Receipt:
     """Write the nearest of every sampled point among the points of a partition."""
-    sample = folder.read_array("sample")
+    sample = folder.read_array("sample", **_sample_form(spec))
     lists = probing.meet_all(spec.points, p, sample, _drawn(spec), spec.shape.longest_k)
     _write_lists(folder.child("truths"), p, lists)
     return {}
@@ -207,12 +219,12 @@ def _descend(spec: ApproximateSpec, folder: Folder, n_probes: int, p: int) -> Re
 def _turn(spec: ApproximateSpec, folder: Folder, number: int, p: int) -> Receipt:
     """Write the edges of a partition turned round, with a bucket for each partition."""
     points, source = spec.points, folder.child(f"lists-{number}")
-    lists = _read_lists(source, p)
+    lists = _read_lists(spec, source, p)
     full = probing.full_partitions(points)
     counts = np.zeros(len(full), np.int64)
     buckets: list[tuple[NDArray[Any], ...]] = []
     for q in sorted({p, *probing.partitions_of(points, lists.numbers)}):
-        limits = source.child(str(q)).read_array("limits")
+        limits = source.child(str(q)).read_array("limits", shape=(int(points.sizes()[q]),))
         edges = joins.reverse_edges(lists, int(points.firsts[p]), limits, int(points.firsts[q]))
         buckets.append(edges)
         counts[bisect.bisect_left(full, q)] = len(edges[0])
@@ -228,21 +240,25 @@ EDGES = ("targets", "sources", "squares")
 
 def _merge(spec: ApproximateSpec, folder: Folder, number: int, p: int) -> Receipt:
     """Offer the edges that end in a partition to its lists, and write these."""
-    lists = _read_lists(folder.child(f"lists-{number}"), p)
+    lists = _read_lists(spec, folder.child(f"lists-{number}"), p)
     full, source = probing.full_partitions(spec.points), folder.child(f"edges-{number}")
     edges_here = places_of(source, bisect.bisect_left(full, p), len(full), len(full))
     dtypes = lists.numbers.dtype, lists.numbers.dtype, lists.squares.dtype
-    files = []
+    first, last, n_searched = spec.points.firsts[[p, p + 1, -1]].tolist()
+    buckets, files = source.child("buckets"), []
     for name, dtype in zip(EDGES, dtypes, strict=True):
         names = tuple(f"{i}.{name}" for i in range(len(full)))
-        files.append(RowFiles(source.child("buckets"), names, edges_here.starts, (), dtype))
+        limits = None if name == "squares" else Limits(0, n_searched)
+        files.append(RowFiles(buckets, names, edges_here.starts, (), dtype, limits))
     for begin, end in zip(edges_here.firsts.tolist(), edges_here.lasts.tolist(), strict=True):
         if begin < end:
-            edges = (each.read(begin, end) for each in files)
-            joins.merge_edges(lists, int(spec.points.firsts[p]), *edges)
+            targets, *others = (each.read(begin, end) for each in files)
+            if why := Limits(first, last).broken_by(targets):
+                raise buckets.damaged("files", "targets", why)
+            joins.merge_edges(lists, first, targets, *others)
     _write_lists(folder.child(f"merged-{number}"), p, lists)
     numbers = np.arange(spec.points.firsts[p], spec.points.firsts[p + 1])
-    truth, places = read_truth(folder).among(numbers)
+    truth, places = read_truth(folder, int(spec.points.firsts[-1])).among(numbers)
     shares = truth.shares(lists.numbers[places], lists.squares[places], spec.shape.k)
     return {"shares": shares.tolist()}
 
@@ -254,20 +270,21 @@ def _join(
     CACHE.budget_nbytes = spec.cache_nbytes
     CACHE.forget(folder.child(f"merged-{number - 2}").url)
     source = folder.child(f"merged-{number - 1}")
-    heads_of = functools.partial(_heads_of, spec.points, source)
-    joined = probing.join_partition(spec.points, p, _read_lists(source, p), heads_of, effort)
+    heads_of = functools.partial(_heads_of, spec, source)
+    lists = _read_lists(spec, source, p)
+    joined = probing.join_partition(spec.points, p, lists, heads_of, effort)
     _write_lists(folder.child(f"lists-{number}"), p, joined)
     return {}
 
 
 def _heads_of(
-    points: Points, source: Folder, wanted: NDArray[np.integer], n_heads: int
+    spec: ApproximateSpec, source: Folder, wanted: NDArray[np.integer], n_heads: int
 ) -> tuple[NDArray[np.integer], NDArray[np.bool_]]:
     """Return the first entries of the lists of some points, and which of them are fresh."""
-    heads, fresh = [], []
+    heads, fresh, points = [], [], spec.points
     for q, here in _by_partition(points, wanted):
         key = source.url, q
-        lists: Lists = CACHE.get(key, functools.partial(_read_lists, source, q))
+        lists: Lists = CACHE.get(key, functools.partial(_read_lists, spec, source, q))
         places = wanted[here] - points.firsts[q]
         heads.append(lists.numbers[places, :n_heads])
         fresh.append(lists.fresh[places, :n_heads])
@@ -289,10 +306,18 @@ def _write_lists(folder: Folder, p: int, lists: Lists) -> None:
     target.write_array("limits", np.ascontiguousarray(lists.squares[:, -1]))
 
 
-def _read_lists(folder: Folder, p: int) -> Lists:
-    """Read the lists of one partition."""
-    source = folder.child(str(p))
-    return Lists(*(source.read_array(name) for name in Lists._fields))
+def _read_lists(
+    spec: ApproximateSpec, folder: Folder, p: int, size: tuple[int, int] | None = None
+) -> Lists:
+    """Read the lists of one partition, or as many of another width."""
+    source, n_searched = folder.child(str(p)), int(spec.points.firsts[-1])
+    size = size or (int(spec.points.sizes()[p]), spec.width)
+    dtype, limits = probing.number_dtype(n_searched), Limits(-1, n_searched)
+    return Lists(
+        source.read_array("numbers", shape=size, dtype=dtype, limits=limits),
+        source.read_array("squares", shape=size, dtype=spec.points.dtype),
+        source.read_array("fresh", shape=size, dtype=np.bool_),
+    )
 
 
 def _finish(spec: ApproximateSpec, folder: Folder, number: int, shard_number: int) -> Receipt:
@@ -302,7 +327,7 @@ def _finish(spec: ApproximateSpec, folder: Folder, number: int, shard_number: in
     points = spec.points
     shard = new_shard(spec.shape, points.dtype, shard_number)
     for p, first, last in points.overlapping(shard.first, shard.last):
-        lists = _read_lists(folder.child(f"merged-{number}"), p)
+        lists = _read_lists(spec, folder.child(f"merged-{number}"), p)
         rows = slice(first, last)
         place = int(points.firsts[p]) + first - shard.first
         _write_rows(points, p, lists.numbers[rows], rows, shard, place)
@@ -310,7 +335,7 @@ def _finish(spec: ApproximateSpec, folder: Folder, number: int, shard_number: in
     for leader, copies in points.copies_in(shard.first, shard.last):
         p = points.partition_of(leader)
         row = leader - int(points.firsts[p])
-        lists = _read_lists(folder.child(f"merged-{number}"), p)
+        lists = _read_lists(spec, folder.child(f"merged-{number}"), p)
         one = empty_shard(leader, 1, spec.shape, points.dtype)
         _write_rows(points, p, lists.numbers[row : row + 1], slice(row, row + 1), one, 0)
         shard.share(copies, one, points.copy_rows(*copies))

@@ -43,9 +43,9 @@ from spore_dask.percentiles import (
     ranks_around,
 )
 from spore_dask.points import CACHE, Points
-from spore_dask.shards import GraphRows
-from spore_dask.store import Folder, RowFiles
-from spore_dask.tasks import Receipt, Work, run_stage, run_work
+from spore_dask.shards import DISTANCES, GraphRows
+from spore_dask.store import Folder, Limits, RowFiles
+from spore_dask.tasks import MARKER, Receipt, Work, run_stage, run_work
 from spore_dask.threads import scratch
 
 POINTS_PER_HISTOGRAM = 1 << 20
@@ -100,15 +100,23 @@ class Density:
 
     def reach(self, shard: int) -> NDArray[np.floating]:
         """Return the distance of each point of a shard to its last expansion neighbour."""
-        return self.folder.child("reach").read_array(str(shard))
+        return _read_reach(self.spec, self.folder, shard)
 
 
 def rank_points(engine: Engine, folder: Folder, spec: DensitySpec) -> Density:
     """Put the points in their total order, or take up what was done before."""
     summary = run_stage(engine, folder, functools.partial(_build, engine, spec))
-    order = Order(folder, np.array(summary["starts"]))
     names = [field.name for field in dataclasses.fields(Density)][3:]
-    return Density(folder, spec, order, **{name: summary[name] for name in names})
+    with folder.understood(MARKER):
+        found: dict[str, Any] = {name: float(summary[name]) for name in names}
+        found["n_upper"] = int(summary["n_upper"])
+        starts = summary["starts"]
+        if len(starts) != spec.n_ranges + 1:
+            raise ValueError(f"{len(starts)} starts of {spec.n_ranges} ranges")
+        if not 0 <= found["n_upper"] <= spec.graph.n_points:
+            raise ValueError(f"n_upper is {found['n_upper']} of {spec.graph.n_points} points")
+    order = Order.from_summary(folder, starts, spec.graph.n_points)
+    return Density(folder, spec, order, **found)
 
 
 def _build(engine: Engine, spec: DensitySpec, folder: Folder) -> Receipt:
@@ -152,11 +160,12 @@ def _total(receipts: list[Receipt], name: str) -> Moments:
 
 def _measure(spec: DensitySpec, folder: Folder, shard: int) -> Receipt:
     """Add up the distances of a shard, tell its densities, and draw keys from it."""
-    distances = _distances(spec, shard)
+    distances, (first, last) = _distances(spec, shard), spec.graph.span(shard)
+    spec.graph.refuse_falling("distances", range(first, last), distances)
     density = _densities(spec, distances)
     if spec.graph.n_longer[shard]:
         longer = spec.graph.longer(shard)
-        places = longer.points.astype(np.int64) - spec.graph.span(shard)[0]
+        places = longer.points.astype(np.int64) - first
         density[places] = _densities(spec, longer.distances)
     folder.child("densities").write_array(str(shard), density)
     ke = spec.expansion_neighbors
@@ -173,7 +182,15 @@ def _distances(spec: DensitySpec, shard: int) -> NDArray[np.floating]:
     first, last = spec.graph.span(shard)
     into = scratch("distances", (last - first, spec.graph.k + 1), spec.graph.dtype)
     ends = np.array([first]), np.array([last])
-    return spec.graph.array("distances").read_ranges(*ends, into)
+    return spec.graph.array("distances").without_limits().read_ranges(*ends, into)
+
+
+def _read_reach(spec: DensitySpec, folder: Folder, shard: int) -> NDArray[np.floating]:
+    """Read the distance of each point of a shard to its last expansion neighbour."""
+    first, last = spec.graph.span(shard)
+    return folder.child("reach").read_array(
+        str(shard), shape=(last - first,), dtype=spec.graph.dtype, limits=DISTANCES
+    )
 
 
 def _drawn(spec: DensitySpec, shard: int, n_points: int) -> NDArray[np.int64]:
@@ -215,20 +232,26 @@ def _ranked(keys: NDArray[Any]) -> NDArray[np.int64]:
 def _choose_splitters(spec: DensitySpec, folder: Folder) -> NDArray[Any]:
     """Return the keys at which ranges begin, but for the first one."""
     sample = folder.child("sample")
-    drawn = np.concatenate([sample.read_array(str(i)) for i in range(spec.graph.n_shards)])
+    form: dict[str, Any] = {"shape": (None,), "dtype": spec.key_dtype}
+    drawn = np.concatenate([sample.read_array(str(i), **form) for i in range(spec.graph.n_shards)])
     places = np.arange(1, spec.n_ranges) * len(drawn) // spec.n_ranges
     return drawn[_ranked(drawn)[places]]
 
 
 def _exchange(spec: DensitySpec, folder: Folder, reach_mean: float, shard: int) -> Receipt:
     """Write the keys of a shard with a bucket for each range."""
-    keys = _keys(spec, shard, folder.child("densities").read_array(str(shard)))
-    ranges = _ranges_of(keys, folder.read_array("splitters"))
+    first, last = spec.graph.span(shard)
+    density = folder.child("densities").read_array(
+        str(shard), shape=(last - first,), dtype=np.float64, limits=Limits(0, np.inf)
+    )
+    keys, n_splitters = _keys(spec, shard, density), spec.n_ranges - 1
+    splitters = folder.read_array("splitters", shape=(n_splitters,), dtype=keys.dtype)
+    ranges = _ranges_of(keys, splitters)
     write_ranges_of(folder, shard, ranges)
     order = np.argsort(ranges.astype(np.min_scalar_type(spec.n_ranges)), kind="stable")
     folder.child("buckets").write_rows(f"{shard}.keys", keys.take(order))
     write_counts(folder, shard, ranges, spec.n_ranges)
-    reach = folder.child("reach").read_array(str(shard))
+    reach = _read_reach(spec, folder, shard)
     return {"n_upper": len(_upper(reach, reach_mean))}
 
 
@@ -279,9 +302,13 @@ def reach_percentiles(engine: Engine, density: Density, percentiles: list[float]
     name = "-".join(repr(float(percentile)) for percentile in percentiles)
     folder = density.folder.child(f"percentiles/{name}")
     select = functools.partial(_select, engine, density, percentiles)
-    found: list[float] = run_stage(engine, folder, select)["percentiles"]
+    found = run_stage(engine, folder, select)
     folder.remove("histograms")
-    return found
+    with folder.understood(MARKER):
+        values = [float(value) for value in found["percentiles"]]
+        if len(values) != len(percentiles):
+            raise ValueError(f"{len(values)} percentiles, not {len(percentiles)}")
+    return values
 
 
 def _select(engine: Engine, density: Density, percentiles: list[float], folder: Folder) -> Receipt:
@@ -295,6 +322,9 @@ def _select(engine: Engine, density: Density, percentiles: list[float], folder: 
         counts = _histograms(engine, density, folder, prefixes, n_known)
         for rank in ranks:
             of_head = counts[prefixes.index(heads[rank])]
+            if not 0 <= lefts[rank] < of_head.sum():
+                why = f"it has {of_head.sum()} distances where there should be more"
+                raise density.folder.damaged("array", "reach", why)
             digit, lefts[rank] = next_digit(of_head, lefts[rank])
             heads[rank] = heads[rank] * N_BINS + digit
     value = {rank: float_of(heads[rank], dtype) for rank in ranks}
@@ -313,7 +343,11 @@ def _histograms(
     work = Work(f"percentiles-{n_known}", count, items, density.spec.needs_nbytes, light=True)
     run_work(engine, folder, work)
     made = folder.child(f"histograms/{n_known}")
-    return sum((made.read_array(str(i)) for i in firsts), np.zeros((len(prefixes), N_BINS), int))
+    total = np.zeros((len(prefixes), N_BINS), np.int64)
+    limits = Limits(0, graph.n_points + 1)
+    for i in firsts:
+        total += made.read_array(str(i), shape=total.shape, dtype=total.dtype, limits=limits)
+    return total
 
 
 def _count(

@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spore_dask.checkpoints import Checkpoints
-from spore_dask.clusters import Thresholds, expansion_settings
+from spore_dask.clusters import Thresholds, expansion_settings, label_dtype
 from spore_dask.engine import Engine
-from spore_dask.errors import InputError
 from spore_dask.exact import number_dtype
 from spore_dask.kernels import expand as kernel
 from spore_dask.memory import PAGE_ROWS
@@ -28,7 +27,7 @@ from spore_dask.orders import Order
 from spore_dask.pages import Pages
 from spore_dask.params import ResolvedParams
 from spore_dask.shards import GraphRows
-from spore_dask.store import Folder
+from spore_dask.store import Folder, Limits
 from spore_dask.tasks import Receipt, run_stage
 
 STEPS_PER_CALL = 1 << 20
@@ -41,6 +40,13 @@ PAGES_AROUND = 8
 """Pages next to each other that are read together while a cluster grows."""
 LARGE_QUEUE = 1000
 """Points in the queue that tell that a cluster will push out what was read for later seeds."""
+
+
+WRONG = {
+    kernel.REPEATED: ("neighbors", "names a point twice"),
+    kernel.MISSING: ("longer", "should be there, because it has copies"),
+}
+"""What a row can be found to be while it is used, and where it is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +68,6 @@ def expand(engine: Engine, folder: Folder, spec: ExpandSpec) -> Receipt:
     return summary
 
 
-def label_dtype(n_points: int) -> np.dtype[Any]:
-    """Return the type of cluster numbers."""
-    return np.dtype(np.int32 if n_points < 2**31 else np.int64)
-
-
 def _build(engine: Engine, spec: ExpandSpec, folder: Folder) -> Receipt:
     expansion = Expansion(folder, spec)
     with engine.here("expand", spec.seeds.n_ranges) as done:
@@ -84,8 +85,9 @@ class Expansion:
         self.settings = expansion_settings(spec.params, spec.thresholds)
         self.settings["n_steps"] = STEPS_PER_CALL
         self.pages, self.longer_pages = _open_rows(graph, spec.params.k, spec.cache_nbytes)
-        points = graph.longer_array("points").read(0, self.longer_pages.n_rows)
-        self.longer = kernel.Longer(points, self.longer_pages.slots)
+        points = [graph.longer_points(shard) for shard in np.flatnonzero(graph.n_longer).tolist()]
+        none = np.empty(0, number_dtype(graph.n_points))
+        self.longer = kernel.Longer(np.concatenate([none, *points]), self.longer_pages.slots)
         self.growth = kernel.Growth(
             state=np.zeros(1, kernel.STATE),
             labels=np.full(graph.n_points, kernel.UNASSIGNED, label_dtype(graph.n_points)),
@@ -119,6 +121,9 @@ class Expansion:
                     self._save()
             done()
         self._check_rows()
+        if int(self.growth.labels.min()) == kernel.UNASSIGNED:
+            point = int(np.argmin(self.growth.labels))
+            raise self.spec.seeds.folder.damaged("array", "order", f"point {point} is not in it")
 
     def _check_rows(self) -> None:
         """Notice whether rows that are mapped have changed since they came."""
@@ -132,12 +137,11 @@ class Expansion:
             ended = kernel.expand(self.settings, seeds, self.pages.slots, self.longer, growth)
             if ended == kernel.DONE:
                 break
-            if ended == kernel.REPEATED:
+            if ended in WRONG:
                 point = int(growth.queue[growth.state["head"][0]])
-                raise InputError(
-                    f"The row of point {point} in the graph at {self.spec.graph.folder.url!r} "
-                    "names a point twice: the graph is damaged; remove it and run again."
-                )
+                name, what = WRONG[int(ended)]
+                why = f"the row of point {point} {what}"
+                raise self.spec.graph.folder.damaged("array", name, why)
             if ended >= 0:
                 self._fetch(int(ended), seeds)
             if self.checkpoints.due():
@@ -196,21 +200,48 @@ class Expansion:
         if known is None:
             return 0
         facts, read = known
-        growth = self.growth
-        growth.state[:] = read("state")
-        growth.labels[:] = read("labels")
-        growth.queue[: len(read("seed"))] = read("seed")
-        head, tail = int(growth.state["head"][0]), int(growth.state["tail"][0])
-        growth.queue[head:tail] = read("queue")
-        growth.closed[: int(growth.state["n_closed"][0])] = read("closed")
-        self.largest, self.read_before = facts["largest"], facts["read_nbytes"]
-        return int(facts["piece"])
+        growth, n_points = self.growth, len(self.growth.labels)
+        growth.state[:] = read("state", shape=(1,), dtype=kernel.STATE)
+        with self.checkpoints.understood():
+            self.read_before, piece = int(facts["read_nbytes"]), int(facts["piece"])
+            self.largest = [int(size) for size in facts["largest"]]
+            self._check_state(piece)
+        now = growth.state[0]
+        head, tail = int(now["head"]), int(now["tail"])
+        labels, queue, closed = growth.labels, growth.queue, growth.closed[: int(now["n_closed"])]
+        limits = Limits(kernel.UNASSIGNED, int(now["cluster"]) + 1)
+        labels[:] = read("labels", shape=labels.shape, dtype=labels.dtype, limits=limits)
+        for name, into in (("seed", queue[: min(1, tail)]), ("queue", queue[head:tail])):
+            within = Limits(0, n_points)
+            into[:] = read(name, shape=into.shape, dtype=into.dtype, limits=within)
+        with self.checkpoints.understood():
+            if tail > (n_labelled := int((labels != kernel.UNASSIGNED).sum())):
+                raise ValueError(f"{tail} points are queued, but {n_labelled} have a cluster")
+        closed[:] = read("closed", shape=closed.shape, dtype=closed.dtype)
+        return piece
+
+    def _check_state(self, piece: int) -> None:
+        """Raise `ValueError` if an expansion of these points cannot stand where it was saved."""
+        now, seeds = self.growth.state[0], self.spec.seeds
+        if not 0 <= piece <= seeds.n_ranges or len(self.largest) != 2:
+            raise ValueError(f"piece {piece} of {seeds.n_ranges}, largest {self.largest}")
+        n_seeds = int(np.diff(seeds.starts)[piece]) if piece < seeds.n_ranges else 0
+        if not (
+            0 <= now["head"] <= now["tail"] <= len(self.growth.queue)
+            and 0 <= now["n_closed"] <= now["seed"] - (now["tail"] > 0)
+            and now["seed"] <= n_seeds
+            and now["n_closed"] <= now["cluster"] <= len(self.growth.labels)
+        ):
+            raise ValueError(f"the state is {now}, which cannot be")
 
 
 def _open_rows(graph: GraphRows, k: int, cache_nbytes: int) -> tuple[Pages, Pages]:
-    """Open rows and longer rows with a cache, and read them if it holds them all."""
+    """Open rows and longer rows with a cache, and read them if it holds them all.
+
+    Their distances were looked at when densities were measured.
+    """
     budgets = _share_out(graph, cache_nbytes)
-    files = [graph.array(name) for name in ("neighbors", "distances")]
+    files = graph.array("neighbors"), graph.array("distances").without_limits()
     longer = [graph.longer_array(name) for name in ("neighbors", "distances")]
     at_hand = (
         Pages(files, min(graph.k, k) + 1, budgets[0]),

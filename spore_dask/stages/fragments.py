@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from spore_dask.engine import Engine
 from spore_dask.extending import extend_points
-from spore_dask.fragments import ARRAYS, Fragments
+from spore_dask.fragments import ARRAYS, Fragments, open_skeletons
 from spore_dask.kernels.order import find_members
 from spore_dask.memory import Shape
 from spore_dask.orders import (
@@ -38,7 +38,7 @@ from spore_dask.recall import sampled_recall
 from spore_dask.searching import compare_points, search_points
 from spore_dask.shards import Entries, GraphRows, new_entries
 from spore_dask.store import Folder, RowFiles
-from spore_dask.tasks import Receipt, Work, run_stage, run_work
+from spore_dask.tasks import MARKER, Receipt, Work, run_stage, run_work
 from spore_dask.truths import has_truth, read_truth
 
 
@@ -83,7 +83,12 @@ def gather_fragments(
         raise ValueError(f"k is {spec.k}, but longest_k is {spec.shape.longest_k}")
     summary = run_stage(engine, folder, functools.partial(_build, engine, spec, large))
     end_exchange(folder)
-    return Fragments.from_summary(folder, summary)
+    found = Fragments.from_summary(folder, summary)
+    known = spec.graph.n_points, spec.k, spec.graph.dtype
+    if (found.n_points, found.k, found.dtype) != known:
+        why = "its n_points, k or dtype are not those that were asked for"
+        raise folder.damaged("document", MARKER, why)
+    return found
 
 
 def _build(engine: Engine, spec: FragmentSpec, large: NDArray[np.int64], folder: Folder) -> Receipt:
@@ -126,7 +131,7 @@ def _cut(counts: NDArray[np.int64], most: int) -> list[slice]:
 
 def _longest_first(spec: FragmentSpec, large: NDArray[np.int64]) -> list[int]:
     """Return the shards, those with most fragments first, so that no worker ends long after all."""
-    skeletons = spec.skeletons.open_rows("skeletons")
+    skeletons = open_skeletons(spec.skeletons, spec.graph.n_points)
     counts = np.zeros(spec.graph.n_shards, np.int64)
     for first, last in itertools.pairwise(skeletons.starts.tolist()):
         fragments = first + np.flatnonzero(~np.isin(skeletons.read(first, last), large))
@@ -139,7 +144,8 @@ def _extract(spec: FragmentSpec, folder: Folder, shard: int) -> Receipt:
     """Write the rows of the fragments of a shard, sorted by range and number."""
     CACHE.budget_nbytes = spec.cache_nbytes
     numbers = _fragments_of(spec, folder, shard)
-    ranges = spec.order.ranges_of(shard)[numbers - spec.graph.span(shard)[0]]
+    first, last = spec.graph.span(shard)
+    ranges = spec.order.ranges_of(shard, last - first)[numbers - first]
     order = np.argsort(ranges, kind="stable")
     places = np.empty_like(order)
     places[order] = np.arange(len(order))
@@ -157,7 +163,8 @@ def _sampled_shares(spec: FragmentSpec, rows: Rows) -> list[float]:
     """Return the share of its true neighbours that each has whose true ones are known."""
     if not has_truth(spec.graph.folder):
         return []
-    truth, here = read_truth(spec.graph.folder).among(rows.numbers)
+    n_searched = int(spec.points.firsts[-1])
+    truth, here = read_truth(spec.graph.folder, n_searched).among(rows.numbers)
     places = rows.places[here]
     found: list[float] = truth.shares(
         rows.into.neighbors[places, 1:], rows.into.distances[places, 1:], spec.k
@@ -168,8 +175,8 @@ def _sampled_shares(spec: FragmentSpec, rows: Rows) -> list[float]:
 def _fragments_of(spec: FragmentSpec, folder: Folder, shard: int) -> NDArray[np.int64]:
     """Return the points of a shard that are not in a large cluster, ascending."""
     first, last = spec.graph.span(shard)
-    clusters = spec.skeletons.open_rows("skeletons").read(first, last)
-    large = folder.read_array("large")
+    clusters = open_skeletons(spec.skeletons, spec.graph.n_points).read(first, last)
+    large = folder.read_array("large", shape=(None,), dtype=np.int64)
     return first + np.flatnonzero(~np.isin(clusters, large))
 
 
@@ -210,7 +217,8 @@ def _gather(spec: FragmentSpec, fragments: Fragments, pieces: list[slice], i: in
 
 def _buckets(fragments: Fragments, name: str, places: Places) -> RowFiles:
     """Return one array of the fragments of all shards."""
-    return fragments.files(fragments.folder.child("buckets"), name, places.starts)
+    folder = fragments.folder.child("buckets")
+    return fragments.files(folder, name, places.starts).without_limits()
 
 
 def _write_ranked(
@@ -226,6 +234,11 @@ def _ranked(points: NDArray[np.integer], order: Order, ranges: range) -> NDArray
     """Return which of the points, all of some ranges of an order, is first, second, and so on."""
     ascending = np.argsort(points)
     known = points[ascending]
-    ranked = [find_members(known, order.points(i)) for i in ranges]
-    found: NDArray[np.int64] = ascending[np.concatenate(ranked)]
+    ranked = np.concatenate([find_members(known, order.points(i)) for i in ranges])
+    is_ranked = np.zeros(len(points), np.bool_)
+    is_ranked[ranked] = True
+    if len(ranked) != len(points) or not is_ranked.all():
+        why = f"the points of its ranges {ranges.start} to {ranges.stop - 1} are not all in them"
+        raise order.folder.damaged("array", "order", why)
+    found: NDArray[np.int64] = ascending[ranked]
     return found

@@ -35,8 +35,8 @@ from spore_dask.partitions import (
     heavy_points,
 )
 from spore_dask.points import BOXES, Points, write_cells, write_part, write_tree
-from spore_dask.store import Folder, RowFiles, Source
-from spore_dask.tasks import Receipt, Work, run_stage, run_work
+from spore_dask.store import FINITE, Folder, Limits, RowFiles, Source
+from spore_dask.tasks import MARKER, Receipt, Work, run_stage, run_work
 from spore_dask.threads import one_product_thread
 
 COPIES_PER_TASK = 1 << 20
@@ -76,7 +76,11 @@ def partition(
     """
     build = functools.partial(_build, engine, spec, sample, checksums)
     summary = run_stage(engine, folder, build)
-    return Points.from_summary(folder, summary)
+    points, shape = Points.from_summary(folder, summary), spec.shape
+    if (points.n_points, points.n_columns) != (shape.n_points, shape.n_columns):
+        found = f"{points.n_points} points of {points.n_columns} columns"
+        raise folder.damaged("document", MARKER, f"it says: {found}")
+    return points
 
 
 def _build(
@@ -102,6 +106,7 @@ def _build(
         spec.transform.dtype,
         spec.shape.n_columns,
         spec.row_dtype,
+        n_rows,
         len(ranges),
         tree.n_partitions,
         len(heavy),
@@ -217,6 +222,8 @@ class Buckets:
     dtype: np.dtype[Any]
     n_columns: int
     row_dtype: np.dtype[Any]
+    n_rows: int
+    """Rows of the input."""
     n_files: int
     n_partitions: int
     n_heavy: int
@@ -231,9 +238,12 @@ class Buckets:
         if not self.folder.exists("sizes.npy"):
             found, buckets = np.zeros(self.n_buckets, np.int64), self.folder.child("buckets")
             for i in range(self.n_files):
-                found += buckets.read_array(f"{i}.counts")
+                found += buckets.read_array(f"{i}.counts", shape=found.shape, dtype=np.uint32)
             self.folder.write_array("sizes", found)
-        return self.folder.read_array("sizes")
+        limits = Limits(0, self.n_rows + 1)
+        return self.folder.read_array(
+            "sizes", shape=(self.n_buckets,), dtype=np.int64, limits=limits
+        )
 
     def _read(
         self,
@@ -243,12 +253,12 @@ class Buckets:
         ends: NDArray[np.int64],
     ) -> NDArray[Any]:
         """Read "points" or "rows" from a place to another in each file, which has so many."""
-        row_shape, dtype = (
-            ((self.n_columns,), self.dtype) if name == "points" else ((), self.row_dtype)
-        )
+        form: tuple[Any, ...] = (), self.row_dtype, Limits(0, self.n_rows)
+        if name == "points":
+            form = (self.n_columns,), self.dtype, FINITE
         names = tuple(f"{i}.{name}" for i in range(self.n_files))
         starts = np.append(0, np.cumsum(n_rows))
-        files = RowFiles(self.folder.child("buckets"), names, starts, row_shape, dtype)
+        files = RowFiles(self.folder.child("buckets"), names, starts, *form)
         return files.read_ranges(starts[:-1] + begins, starts[:-1] + ends)
 
     def partition(self, p: int) -> tuple[NDArray[np.floating], NDArray[Any]]:

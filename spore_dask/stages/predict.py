@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from spore_dask.clusters import CLUSTER_TABLE, NOISE, label_dtype
 from spore_dask.engine import Engine
 from spore_dask.exact import Others, blocks
 from spore_dask.kernels.cells import points_of
@@ -37,11 +38,14 @@ from spore_dask.meeting import (
 from spore_dask.partitions import find_copies
 from spore_dask.pilot import CELLS, EXACT
 from spore_dask.points import CACHE, Points
+from spore_dask.probing import full_partitions
 from spore_dask.recall import CERTIFIED, Recall
 from spore_dask.shards import Entries
-from spore_dask.store import Folder
+from spore_dask.store import FINITE, Folder, Limits
 from spore_dask.tasks import Receipt, Work, run_stage, run_work
+from spore_dask.truths import read_truth
 
+UNKNOWN = int(np.iinfo(np.int32).min)
 CHUNK_ROWS = 1 << 20
 Votes = tuple[NDArray[np.int32], NDArray[np.float32]]
 
@@ -67,7 +71,11 @@ class Electorate:
 
     def gates(self) -> Gates:
         """Return who may vote."""
-        return gates_of(self.result.read_array("clusters"), self.max_z, self.k)
+        return gates_of(self._clusters(), self.max_z, self.k)
+
+    def _clusters(self) -> NDArray[Any]:
+        """Read the records of the clusters."""
+        return self.result.read_array("clusters", shape=(None,), dtype=CLUSTER_TABLE)
 
     def labels_in(self, p: int) -> NDArray[Any]:
         """Return the labels of the points of a partition."""
@@ -75,9 +83,13 @@ class Electorate:
         labels = self.labels
         if labels is None:
             return np.zeros(last - first, np.int32)
-        found: tuple[NDArray[Any]] = CACHE.get(
-            (labels.url, p), lambda: (labels.open_rows("labels").read(first, last),)
-        )
+
+        def read() -> tuple[NDArray[Any]]:
+            n_points, limits = self.points.n_points, Limits(NOISE, len(self._clusters()))
+            array = labels.open_rows("labels", (n_points,), label_dtype(n_points), limits)
+            return (array.read(first, last),)
+
+        found: tuple[NDArray[Any]] = CACHE.get((labels.url, p), read)
         return found[0]
 
     def labels_of(self, numbers: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -120,8 +132,12 @@ def _choose_aim(spec: PredictSpec, folder: Folder, _: int) -> Receipt:
     """Write which cells new points are to probe; return the recall on the fit's own sample."""
     CACHE.budget_nbytes = spec.cache_nbytes
     voters = spec.voters
-    sample, truth = (voters.graph.read_array(name) for name in ("sample", "truth"))
-    aim, recall = choose_aim(voters.points, sample, truth[:, : voters.k], voters.recall)
+    points = voters.points
+    truth = read_truth(voters.graph, int(points.firsts[-1])).neighbors
+    sample = voters.graph.read_array(
+        "sample", shape=(len(truth), points.n_columns), dtype=points.dtype, limits=FINITE
+    )
+    aim, recall = choose_aim(points, sample, truth[:, : voters.k], voters.recall)
     folder.write_array("centres", aim.centres)
     folder.write_json("aim.json", {"n_near": aim.n_near, "n_probes": aim.n_probes})
     return dataclasses.asdict(recall)
@@ -147,7 +163,7 @@ def _votes(spec: PredictSpec, folder: Folder, p: int) -> Iterator[tuple[slice, V
         for which, entries in _exact_rows(spec, p):
             yield which, poll(voters.labels_of(entries.neighbors), entries.distances, gates)
         return
-    aim = Aim(**folder.read_json("aim.json"), centres=folder.read_array("centres"))
+    aim = _read_aim(voters.points, folder)
     queries, tree = spec.new.part(p).points, voters.points.tree()
     width = max(voters.k, aim.n_probes)
     for which in passes(len(queries), width, queries.itemsize):
@@ -155,6 +171,22 @@ def _votes(spec: PredictSpec, folder: Folder, p: int) -> Iterator[tuple[slice, V
         votes = poll(voters.labels_of(entries.neighbors), entries.distances, gates)
         _copy_labels(voters, queries[which], tree.assign(queries[which]), votes)
         yield which, votes
+
+
+def _read_aim(points: Points, folder: Folder) -> Aim:
+    """Read which cells new points are to probe."""
+    full = full_partitions(points)
+    with folder.understood("aim.json"):
+        aim = Aim(
+            **folder.read_json("aim.json"),
+            centres=folder.read_array(
+                "centres", shape=(len(full), points.n_columns), dtype=points.dtype, limits=FINITE
+            ),
+        )
+        n_cells = sum(len(points.starts(p)) - 1 for p in full)
+        if not (1 <= aim.n_near <= len(full) and 1 <= aim.n_probes <= n_cells):
+            raise ValueError(f"n_near is {aim.n_near} and n_probes {aim.n_probes}")
+    return aim
 
 
 def _exact_rows(spec: PredictSpec, p: int) -> Iterator[tuple[slice, Entries]]:
@@ -201,13 +233,16 @@ def _copy_labels(
 
 def publish(engine: Engine, votes: Folder, new: Points, target: Folder) -> Receipt:
     """Write what users read: labels and confidence in the order of the rows."""
-    labels = np.empty(new.n_points, np.int32)
+    labels = np.full(new.n_points, UNKNOWN, np.int32)
     confidence = np.empty(new.n_points, np.float32)
     full = np.flatnonzero(new.sizes()).tolist()
     with engine.here("publish", len(full)) as done:
         for p in full:
             rows = new.rows(p)
-            found = [votes.read_array(f"{p}.{name}") for name in ("labels", "shares")]
+            found = [
+                votes.read_array(f"{p}.labels", shape=rows.shape, dtype=labels.dtype),
+                votes.read_array(f"{p}.shares", shape=rows.shape, dtype=confidence.dtype),
+            ]
             labels[rows], confidence[rows] = found
             for leader, copies in new.copies_in(int(new.firsts[-1]), new.n_points):
                 place = leader - int(new.firsts[p])
@@ -215,7 +250,9 @@ def publish(engine: Engine, votes: Folder, new: Points, target: Folder) -> Recei
                     others = new.copy_rows(*copies)
                     labels[others], confidence[others] = found[0][place], found[1][place]
             done()
-    target.write_zarr("labels", labels, CHUNK_ROWS, fill_value=int(np.iinfo(np.int32).min))
+    if len(labels) and int(labels.min()) == UNKNOWN:
+        raise new.folder.damaged("array", "rows", f"row {np.argmin(labels)} is not in it")
+    target.write_zarr("labels", labels, CHUNK_ROWS, fill_value=UNKNOWN)
     target.write_zarr("confidence", confidence, CHUNK_ROWS, fill_value=float("nan"))
     firsts = range(0, new.n_points, CHUNK_ROWS)
     return {

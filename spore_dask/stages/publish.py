@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spore_dask.clusters import CLUSTER_TABLE, NOISE
+from spore_dask.clusters import CLUSTER_TABLE, LARGE, NOISE, label_dtype
 from spore_dask.engine import Engine
 from spore_dask.shards import GraphRows
-from spore_dask.store import Folder
+from spore_dask.store import Folder, Limits
 from spore_dask.tasks import Receipt, run_stage
 
+UNKNOWN = int(np.iinfo(np.int32).min)
 CHUNK_ROWS = 1 << 20
 STEP_ROWS = 1 << 17
 """Points that are scattered at a time."""
@@ -43,12 +44,18 @@ def publish(engine: Engine, folder: Folder, spec: PublishSpec) -> Receipt:
 
 def _build(engine: Engine, spec: PublishSpec, folder: Folder) -> Receipt:
     graph = spec.graph
-    labels = np.empty(graph.n_points, np.int32)
+    labels = np.full(graph.n_points, UNKNOWN, np.int32)
     provenance = np.empty(graph.n_points, np.int16)
-    table = _new_table(spec.settled.read_array("clusters"))
+    clusters, settled = _read_clusters(spec), spec.settled
+    table = _new_table(clusters)
     by_seed = np.argsort(table["seed_row"], kind="stable")
     seeds = table["seed_row"][by_seed]
-    arrays = graph.array("rows"), *(spec.settled.open_rows(name) for name in ("labels", "rounds"))
+    size, rounds_end = (graph.n_points,), np.iinfo(np.int16).max + 1
+    arrays = (
+        graph.array("rows"),
+        settled.open_rows("labels", size, label_dtype(*size), Limits(NOISE, len(table))),
+        settled.open_rows("rounds", size, np.int16, Limits(NOISE, rounds_end)),
+    )
     firsts = range(0, graph.n_points, STEP_ROWS)
     with engine.here("publish", len(firsts)) as done:
         for first in firsts:
@@ -60,6 +67,8 @@ def _build(engine: Engine, spec: PublishSpec, folder: Folder) -> Receipt:
             numbers, counts = np.unique(found[found != NOISE], return_counts=True)
             table["size"][numbers] += counts
             done()
+    if int(labels.min()) == UNKNOWN:
+        raise graph.folder.damaged("array", "rows", f"row {np.argmin(labels)} is not in it")
     folder.write_array("clusters", table)
     return {
         "n_clusters": len(table),
@@ -70,6 +79,14 @@ def _build(engine: Engine, spec: PublishSpec, folder: Folder) -> Receipt:
             "provenance": _write(folder, "provenance", provenance),
         },
     }
+
+
+def _read_clusters(spec: PublishSpec) -> NDArray[Any]:
+    """Read the records of the final clusters."""
+    clusters = spec.settled.read_array("clusters", shape=(None,), dtype=LARGE)
+    if why := Limits(0, spec.graph.n_points).broken_by(clusters["seed"]):
+        raise spec.settled.damaged("array", "clusters.npy", why)
+    return clusters
 
 
 def _new_table(clusters: NDArray[Any]) -> NDArray[Any]:

@@ -18,17 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spore_dask.checkpoints import Checkpoints
-from spore_dask.clusters import NOISE, Thresholds
+from spore_dask.clusters import LARGE, NOISE, Thresholds
 from spore_dask.engine import Engine
-from spore_dask.fragments import Fragments, Rows
+from spore_dask.fragments import Fragments, Rows, open_skeletons
 from spore_dask.kernels import reassign as kernel
 from spore_dask.kernels.expand import CLUSTER
 from spore_dask.params import ResolvedParams
-from spore_dask.store import Folder
+from spore_dask.store import Folder, Limits, RowFiles
 from spore_dask.tasks import Receipt, run_stage
-
-LARGE = np.dtype([("number", np.int64), *CLUSTER.descr])
-"""A cluster of Expansion with its number."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +68,7 @@ def _clusters(skeletons: Folder, n_pieces: int) -> Iterator[NDArray[Any]]:
     """Yield the clusters of Expansion in pieces, with their numbers."""
     first = 0
     for piece in range(n_pieces):
-        closed = skeletons.child("clusters").read_array(str(piece))
+        closed = skeletons.child("clusters").read_array(str(piece), shape=(None,), dtype=CLUSTER)
         numbered = np.empty(len(closed), LARGE)
         numbered["number"] = np.arange(first, first + len(closed))
         for name in CLUSTER.names or ():
@@ -96,9 +93,11 @@ def _build(engine: Engine, spec: ReassignSpec, folder: Folder) -> Receipt:
     return {"n_rounds": int(rounds.max()), "n_left": n_left, "read_nbytes": vote.read_nbytes}
 
 
-def cluster_of_points(spec: ReassignSpec, first: int, last: int) -> NDArray[Any]:
+def cluster_of_points(
+    spec: ReassignSpec, all_skeletons: RowFiles, first: int, last: int
+) -> NDArray[Any]:
     """Return where in `large` the clusters of the points [first, last) are, or FRAGMENT."""
-    skeletons = spec.skeletons.open_rows("skeletons").read(first, last)
+    skeletons = all_skeletons.read(first, last)
     numbers = np.ascontiguousarray(spec.large["number"])
     if not len(numbers):
         return np.full(len(skeletons), kernel.FRAGMENT, skeletons.dtype)
@@ -113,8 +112,8 @@ class Vote:
 
     def __init__(self, folder: Folder, spec: ReassignSpec) -> None:
         self.spec = spec
-        skeletons = spec.skeletons.open_rows("skeletons")
-        n_points = int(skeletons.starts[-1])
+        n_points = spec.fragments.n_points
+        skeletons = open_skeletons(spec.skeletons, n_points)
         self.labels = np.empty(n_points, skeletons.dtype)
         self.rounds = np.zeros(n_points, np.int16)
         self.gates = kernel.Gates(
@@ -129,12 +128,19 @@ class Vote:
         if known is None:
             self._round, self._piece, self._n_changed = 1, 0, 0
             for first, last in zip(skeletons.starts, skeletons.starts[1:], strict=False):
-                self.labels[first:last] = cluster_of_points(spec, int(first), int(last))
+                self.labels[first:last] = cluster_of_points(spec, skeletons, int(first), int(last))
             return
         facts, read = known
-        self._round, self._piece, self._n_changed = facts["at"]
-        self._read_before = facts["read_nbytes"]
-        self.labels[:], self.rounds[:] = read("labels"), read("rounds")
+        with self.checkpoints.understood():
+            self._round, self._piece, self._n_changed = map(int, facts["at"])
+            self._read_before = int(facts["read_nbytes"])
+            if min(self._round - 1, self._piece, self._n_changed) < 0:
+                raise ValueError(f"at {facts['at']}")
+        limits = Limits(kernel.FRAGMENT, len(spec.large)), Limits(0, self._round + 1)
+        for name, into, within in zip(
+            ("labels", "rounds"), (self.labels, self.rounds), limits, strict=True
+        ):
+            into[:] = read(name, shape=into.shape, dtype=into.dtype, limits=within)
 
     @property
     def read_nbytes(self) -> int:
@@ -178,9 +184,9 @@ def _keep_fragments(spec: ReassignSpec, labels: NDArray[Any]) -> NDArray[Any]:
 
     Changes `labels`; returns LARGE records of all clusters that are left.
     """
-    skeletons = spec.skeletons.open_rows("skeletons")
     names = spec.skeletons.child("clusters").names()
     n_clusters = sum(len(part) for part in _clusters(spec.skeletons, len(names)))
+    skeletons = open_skeletons(spec.skeletons, len(labels), n_clusters)
     kept = np.zeros(n_clusters, bool)
     kept[spec.large["number"]] = True
     spans = list(zip(skeletons.starts.tolist(), skeletons.starts[1:].tolist(), strict=False))

@@ -29,8 +29,8 @@ from spore_dask.coordinates import (
 )
 from spore_dask.engine import Engine
 from spore_dask.partitions import sample_rows
-from spore_dask.store import Folder, Source, checksum_of
-from spore_dask.tasks import Receipt, Work, run_stage, run_work
+from spore_dask.store import FINITE, Folder, Source, broken_form, checksum_of
+from spore_dask.tasks import MARKER, Receipt, Work, run_stage, run_work
 
 SUSPICIOUS_NBYTES = 1 << 14
 """Chunks from this size on are rarely all zeros."""
@@ -73,18 +73,41 @@ class Scan:
     """Of the rows of each task."""
     sample_rows: NDArray[np.int64]
     """The rows that were drawn."""
+    n_columns: int
+    dtype: str
+    """Of the source."""
 
     def sample(self) -> NDArray[np.floating]:
         """Return the working coordinates of the drawn rows."""
-        return self.transform.apply(self.folder.read_array("sample"), self.sample_rows)
+        size = len(self.sample_rows), self.n_columns
+        sample = self.folder.read_array("sample", shape=size, dtype=self.dtype, limits=FINITE)
+        return self.transform.apply(sample, self.sample_rows)
 
 
 def scan(engine: Engine, folder: Folder, spec: ScanSpec) -> Scan:
     """Scan the source, or take up what an earlier scan has left."""
     summary = run_stage(engine, folder, functools.partial(_build, engine, spec))
     drawn = sample_rows(spec.source.shape[0], spec.sample_size, spec.seed)
-    transform = Transform.from_json(summary["transform"])
-    return Scan(folder, transform, summary["checksum"], summary["checksums"], drawn)
+    n_columns, dtype = spec.source.shape[1], np.dtype(spec.source.dtype).str
+    transform = transform_of(folder, summary, n_columns)
+    with folder.understood(MARKER):
+        checksum, checksums = str(summary["checksum"]), list(summary["checksums"])
+        if len(checksums) != len(spec.ranges()):
+            raise ValueError(f"{len(checksums)} checksums of {len(spec.ranges())} parts")
+    return Scan(folder, transform, checksum, checksums, drawn, n_columns, dtype)
+
+
+def transform_of(folder: Folder, summary: Receipt, n_columns: int) -> Transform:
+    """Return what makes working coordinates of so many columns, as a scan has learned it."""
+    with folder.understood(MARKER):
+        transform = Transform.from_json(summary["transform"])
+        if transform.dtype not in (np.float32, np.float64):
+            raise ValueError(f"dtype is {transform.dtype}")
+        for name in ("clip_low", "clip_high", "shift", "divisor"):
+            values = getattr(transform, name)
+            if values is not None and (why := broken_form(values, (n_columns,), "f8", FINITE)):
+                raise ValueError(f"of {name}, {why}")
+    return transform
 
 
 def _build(engine: Engine, spec: ScanSpec, folder: Folder) -> Receipt:
@@ -106,6 +129,7 @@ def _build(engine: Engine, spec: ScanSpec, folder: Folder) -> Receipt:
     folder.remove("samples")
     checksum = zlib.crc32(" ".join(map(str, checksums)).encode())
     facts = {"checksum": f"{checksum:08x}", "checksums": checksums}
+    spec.source.confirm()
     return {"transform": transform.to_json(), **facts}
 
 

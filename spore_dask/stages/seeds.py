@@ -26,12 +26,17 @@ def order_seeds(engine: Engine, folder: Folder, graph: GraphRows, seed: int | No
 
 
 def _build(engine: Engine, graph: GraphRows, seed: int | None, folder: Folder) -> Receipt:
-    point_of_row = np.empty(graph.n_points, number_dtype(graph.n_points))
+    numbers = number_dtype(graph.n_points)
+    unknown = np.iinfo(numbers).max
+    point_of_row = np.full(graph.n_points, unknown, numbers)
     rows, spans = graph.array("rows"), [graph.span(shard) for shard in range(graph.n_shards)]
     with engine.here("seeds", 2 * len(spans)) as done:
         for first, last in spans:
             point_of_row[rows.read(first, last)] = np.arange(first, last)
             done()
+        if graph.n_points <= unknown == int(point_of_row.max()):
+            row = int(np.argmax(point_of_row))
+            raise graph.folder.damaged("array", "rows", f"row {row} is not in it")
         order = None if seed is None else np.random.default_rng(seed).permutation(graph.n_points)
         for shard, (first, last) in enumerate(spans):
             ranked = slice(first, last) if order is None else order[first:last]

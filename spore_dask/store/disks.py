@@ -23,6 +23,8 @@ from spore_dask.errors import FullDiskError
 from spore_dask.store.files import Part, ends_early
 
 PARTIAL = ".partial"
+HALF = re.compile(r"\.[0-9a-f]{32}\.partial\Z")
+"""How names of files end that are being written, by us or by Zarr."""
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 MAP_FIXED = 0x10
 POPULATE_READ = 22

@@ -15,6 +15,7 @@ import re
 from typing import Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from spore_dask.errors import DamagedError, InputError
 from spore_dask.patience import hide, patiently
@@ -43,15 +44,25 @@ Part = tuple[str, int, int]
 """A file, its first byte that is wanted, and how many bytes are."""
 
 
+URL = re.compile(r"[A-Za-z][\w+.-]*(::[A-Za-z][\w+.-]*)*://")
+"""How the address of a store begins. Everything else is a path on this machine."""
+
+
+def is_url(text: str) -> bool:
+    """Tell whether an address is that of a store; if not, it is a path on this machine."""
+    return URL.match(text) is not None
+
+
 def address(path: str | os.PathLike[str]) -> str:
     """Return the address of a path or URL that means the same in every process.
 
-    One with secrets, which would be written into documents and sent with tasks, is refused.
+    A path of this machine becomes absolute and is never parsed: `::`, `#`, `?`, `%` and the like
+    are part of names. A URL with secrets is refused, because documents and tasks would hold them.
     """
     text = os.fspath(path)
-    if text.startswith("file://"):
-        text = text.removeprefix("file://")
-    if "://" not in text:
+    for local in ("file://", "local://"):
+        text = text.removeprefix(local)
+    if not is_url(text) or not isinstance(path, str):
         return os.path.abspath(os.path.expanduser(text))
     for protocol, rest in re.findall(r"([\w+.-]*)://(.*?)(?=::|$)", text):
         if _has_secret(protocol, rest):
@@ -65,6 +76,11 @@ def address(path: str | os.PathLike[str]) -> str:
                 f"The address {hide(text)!r} has one of ? # * [ ] in it: give that of a folder, "
                 "without any of them, and put credentials into the environment of every process."
             )
+    if "::" in re.sub(r"\[[0-9a-fA-F:.]*\]", "", text):  # but for numbers of hosts
+        raise InputError(
+            f"The address {hide(text)!r} is a chain of URLs (it has '::'), which may keep old "
+            "copies of files: give the address of the store itself, or unpack the archive."
+        )
     return text.rstrip("/") if not text.endswith("://") else text
 
 
@@ -79,15 +95,13 @@ def _has_secret(protocol: str, rest: str) -> bool:
 
 
 def _protocol(url: str) -> str:
-    """Return what an address begins with; nothing for a path of this machine."""
-    return url.partition("://")[0] if "://" in url else ""
+    """Return what an address begins with."""
+    return url.partition("://")[0]
 
 
 def _options(url: str) -> dict[str, Any]:
     """Return how to reach a store. Listings are never answered from memory: others write too."""
     protocol = _protocol(url)
-    if not protocol or "::" in url:
-        return {}
     options: dict[str, Any] = {"use_listings_cache": False}
     if protocol in ("s3", "s3a"):
         times = {"connect_timeout": TIMEOUT_SECONDS, "read_timeout": TIMEOUT_SECONDS}
@@ -107,6 +121,8 @@ def _once(files: Any) -> Any:
 @functools.lru_cache(maxsize=256)
 def find_files(url: str) -> tuple[Any, str]:
     """Return the file system of an address, and the path there."""
+    if not is_url(url):
+        return LocalFileSystem(), url.rstrip("/")
     try:
         files, path = fsspec.core.url_to_fs(url, **_options(url))
     except ImportError as error:
@@ -127,10 +143,11 @@ def is_local(files: Any) -> bool:
     return "file" in ((files.protocol,) if isinstance(files.protocol, str) else files.protocol)
 
 
-def checked_name(name: Any) -> str:
-    """Return a name, unless it leads out of its folder: it may come from a document."""
-    parts = name.split("/") if isinstance(name, str) else []
-    if not parts or "::" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+def checked_name(name: Any, url: str) -> str:
+    """Return a name, unless it leads out of the folder at an address: a document may have it."""
+    parts = name.split("/") if isinstance(name, str) else [""]
+    is_inside = all(part not in ("", ".", "..") and "\0" not in part for part in parts)
+    if not is_inside or ("::" in name and is_url(url)):
         raise DamagedError(
             f"{name!r} is not the name of anything inside a run's folder: a document there is "
             "damaged or was changed; remove the run and make it anew."

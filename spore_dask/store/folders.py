@@ -22,7 +22,8 @@ from spore_dask.patience import patiently
 from spore_dask.store.checksums import CHECKSUM_NBYTES, file_checksum
 from spore_dask.store.disks import read_file, room_for
 from spore_dask.store.files import address
-from spore_dask.store.npy import HEADER_NBYTES, fetch_npy, header_of, parse_header
+from spore_dask.store.limits import Limits, broken_form
+from spore_dask.store.npy import as_array, fetch_npy, header_of
 from spore_dask.store.plain import PlainFolder
 from spore_dask.store.rows import RowArray, write_rows, write_some_rows
 from spore_dask.store.zarrs import open_safely, zarr_store
@@ -59,8 +60,26 @@ class Folder(PlainFolder):
         checksum = file_checksum(header, content)
         self.write_bytes(f"{name}.npy", header, content.data, checksum)
 
-    def read_array(self, name: str) -> NDArray[Any]:
-        """Read what `write_array` has written."""
+    def read_array(
+        self,
+        name: str,
+        *,
+        shape: tuple[int | None, ...] | None = None,
+        dtype: Any = None,
+        limits: Limits | None = None,
+    ) -> NDArray[Any]:
+        """Read what `write_array` has written, and refuse it if it is not of some form.
+
+        Parameters
+        ----------
+        name : str
+        shape : tuple of int or None, optional
+            The shape that it must have; None for lengths that may be any.
+        dtype : optional
+            The dtype that it must have.
+        limits : Limits, optional
+            The numbers that it may have.
+        """
         try:
             content = self._read_buffer(f"{name}.npy")
         except FileNotFoundError:
@@ -71,10 +90,12 @@ class Folder(PlainFolder):
         if file_checksum(content) != checksum.tobytes():
             raise self.damaged("array", f"{name}.npy", "its checksum is wrong")
         try:
-            start, shape, dtype = parse_header(content[:HEADER_NBYTES].tobytes())
-        except ValueError as error:
+            array = as_array(content)
+        except (TypeError, ValueError) as error:
             raise self.damaged("array", f"{name}.npy", str(error)) from None
-        return content[start:].view(dtype).reshape(shape)
+        if why := broken_form(array, shape, dtype, limits):
+            raise self.damaged("array", f"{name}.npy", why)
+        return array
 
     def _read_buffer(self, name: str) -> NDArray[np.uint8]:
         """Read the file of an array into memory that can be written to."""
@@ -124,25 +145,44 @@ class Folder(PlainFolder):
 
         in_threads(write, range(0, len(rows), target.chunk_rows), N_WRITERS)
 
-    def open_rows(self, name: str) -> RowArray:
-        """Open what `create_rows` has created."""
+    def open_rows(
+        self,
+        name: str,
+        shape: tuple[int, ...] | None = None,
+        dtype: Any = None,
+        limits: Limits | None = None,
+    ) -> RowArray:
+        """Open what `create_rows` has created; see `read_array` for what it must be."""
         known = self.child(name).read_json(ROWS)
         if known is None:
             raise self.damaged("array", name, "it is not there")
-        return self.known_rows(name, tuple(known["shape"]), known["dtype"], known["chunk_rows"])
+        with self.child(name).understood(ROWS):
+            found = tuple(map(int, known["shape"])), np.dtype(known["dtype"])
+            chunk_rows = int(known["chunk_rows"])
+            if min(*found[0], chunk_rows - 1) < 0:
+                raise ValueError(f"shape {found[0]} in chunks of {chunk_rows}")
+            if shape not in (None, found[0]) or (dtype is not None and found[1] != dtype):
+                wanted = shape or found[0], found[1] if dtype is None else np.dtype(dtype)
+                raise ValueError("{} of {}, but it must be {} of {}".format(*found, *wanted))
+        return self.known_rows(name, *found, chunk_rows, limits)
 
     def row_arrays(self) -> list[RowArray]:
         """Open everything in this folder that `create_rows` has created."""
         return [self.open_rows(name) for name in self.names() if self.exists(f"{name}/{ROWS}")]
 
     def known_rows(
-        self, name: str, shape: tuple[int, ...], dtype: Any, chunk_rows: int
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: Any,
+        chunk_rows: int,
+        limits: Limits | None = None,
     ) -> RowArray:
         """Return what `create_rows` has created, without a look at the disk."""
         starts = np.append(np.arange(0, shape[0], chunk_rows), shape[0])
         across = "/0" * (len(shape) - 1)
         names = tuple(f"c/{i}{across}" for i in range(len(starts) - 1))
-        return RowArray(self.child(name), names, starts, shape[1:], np.dtype(dtype))
+        return RowArray(self.child(name), names, starts, shape[1:], np.dtype(dtype), limits)
 
     def open_array(self, name: str) -> zarr.Array[Any]:
         """Open a Zarr array to read."""

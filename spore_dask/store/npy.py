@@ -41,6 +41,12 @@ def parse_header(content: bytes) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
     return head.tell(), shape, dtype
 
 
+def as_array(content: NDArray[np.uint8]) -> NDArray[Any]:
+    """Return the array that an .npy file holds, without a copy; raise `ValueError` as above."""
+    start, shape, dtype = parse_header(content[:HEADER_NBYTES].tobytes())
+    return content[start:].view(dtype).reshape(shape)
+
+
 def fetch_npy(files: Any, path: str, url: str) -> NDArray[np.uint8]:
     """Read the file of an array in an object store into memory that can be written to."""
     begin = patiently(lambda: cat_begin(files, path), url)

@@ -21,7 +21,7 @@ from spore_dask.errors import DamagedError
 from spore_dask.patience import hide, patiently
 from spore_dask.store.checksums import document_checksum
 from spore_dask.store.disks import (
-    PARTIAL,
+    HALF,
     MappedPart,
     can_map,
     map_files,
@@ -71,11 +71,11 @@ class PlainFolder:
     def _place(self, name: str = "") -> str:
         """Return the path of something in this folder, or of the folder, on its file system."""
         path = self._files[1]
-        return f"{path}/{checked_name(name)}" if name != "" else path
+        return f"{path}/{checked_name(name, self.url)}" if name != "" else path
 
     def child(self, name: str) -> Self:
         """Return a folder in this one."""
-        return type(self)(f"{self.url.rstrip('/')}/{checked_name(name)}")
+        return type(self)(f"{self.url.rstrip('/')}/{checked_name(name, self.url)}")
 
     def exists(self, name: str = "") -> bool:
         """Tell whether there is something of this name."""
@@ -85,6 +85,14 @@ class PlainFolder:
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
+
+    def file_nbytes(self, name: str) -> int:
+        """Return the size of a file; 0 if it is not there."""
+        files, place = self._files[0], self._place(name)
+        try:
+            return int(patiently(lambda: files.info(place), self.url)["size"] or 0)
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
 
     def names(self) -> list[str]:
         """List what is in this folder."""
@@ -120,13 +128,19 @@ class PlainFolder:
         with contextlib.suppress(FileNotFoundError):
             patiently(remove, self.url)
 
+    def remove_if_empty(self) -> None:
+        """Remove this folder if it is on a disk here, and nothing is in it."""
+        if self.is_local:
+            with contextlib.suppress(OSError):
+                os.rmdir(self._place())
+
     def sweep(self) -> None:
         """Remove what writers that were killed have left behind; in object stores, that is gone."""
         if not self.is_local:
             return
         files, path = self._files
         for entry in files.find(path):
-            if PARTIAL in entry.rsplit("/", 1)[-1]:
+            if HALF.search(entry):
                 with contextlib.suppress(FileNotFoundError):
                     files.rm(entry)
 
@@ -202,6 +216,16 @@ class PlainFolder:
             if checksum is not None and checksum != document_checksum(value):
                 raise self.damaged("document", name, "its checksum is wrong")
         return value
+
+    @contextlib.contextmanager
+    def understood(self, name: str) -> Iterator[None]:
+        """Say that a document is damaged if what it says cannot be; `ValueError` tells that."""
+        try:
+            yield
+        except KeyError as error:
+            raise self.damaged("document", name, f"{error} is not in it") from None
+        except (AttributeError, IndexError, OverflowError, TypeError, ValueError) as error:
+            raise self.damaged("document", name, f"it says: {error}") from None
 
     def damaged(self, kind: str, name: str, why: str) -> DamagedError:
         """Return what to raise about something in this folder."""

@@ -11,13 +11,14 @@ import dataclasses
 import math
 import mmap
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spore_dask.store.checksums import CHECKSUM_NBYTES, block_rows, checksums_of_blocks
 from spore_dask.store.disks import NotMappedError
+from spore_dask.store.limits import Limits
 from spore_dask.store.plain import PlainFolder
 from spore_dask.threads import scratch
 
@@ -56,11 +57,17 @@ class RowFiles:
     """The first row of each file, and the number of rows."""
     row_shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    limits: Limits | None = None
+    """Numbers that they may have; whatever is read is compared with them."""
 
     @property
     def row_nbytes(self) -> int:
         """Bytes of a row."""
         return math.prod(self.row_shape) * self.dtype.itemsize
+
+    def without_limits(self) -> Self:
+        """Return the same for a reader who looks at all numbers anyway, or only copies them."""
+        return dataclasses.replace(self, limits=None)
 
     def read(self, first: int, last: int) -> NDArray[Any]:
         """Read the rows [first, last)."""
@@ -120,6 +127,15 @@ class RowFiles:
         starts = (pieces.firsts * self.row_nbytes).tolist()
         self.folder.read_parts(list(zip(names, starts, nbytes.tolist(), strict=True)), content.data)
         self.check(pieces, content)
+        if self.limits is not None and self.limits.broken_by(into):
+            ends = np.cumsum(pieces.sizes())
+            for piece, (end, size) in enumerate(zip(ends, pieces.sizes(), strict=True)):
+                self.refuse_outside(int(pieces.files[piece]), into[end - size : end])
+
+    def refuse_outside(self, file: int, rows: NDArray[Any]) -> None:
+        """Refuse rows of a file if they have a number that they may not have."""
+        if self.limits is not None and (why := self.limits.broken_by(rows)):
+            raise self.folder.damaged("file", self.names[file], why)
 
     def at_hand(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> AtHand:
         """Return the rows of some ranges in one array, which may have others between.
@@ -136,6 +152,7 @@ class RowFiles:
             with contextlib.suppress(NotMappedError):
                 found = AtHand(self, wanted, whole, *self._map(whole))
                 found.check()
+                found.refuse_outside()
                 return found
         ends = np.cumsum(whole.sizes())
         rows = np.empty((int(whole.sizes().sum()), *self.row_shape), self.dtype)
@@ -241,6 +258,11 @@ class AtHand:
             piece = Pieces(*(each[i : i + 1] for each in self.whole))
             here = self.rows[begin : begin + size].reshape(-1).view(np.uint8)
             self.files.check(piece, here)
+
+    def refuse_outside(self) -> None:
+        """Refuse rows that have a number that they may not have."""
+        for i, (begin, size) in enumerate(zip(self.begins, self.whole.sizes(), strict=True)):
+            self.files.refuse_outside(int(self.whole.files[i]), self.rows[begin : begin + size])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import pathlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -111,10 +112,13 @@ class PatientStore(zarr.storage.FsspecStore):
 
 
 def zarr_store(url: str) -> Any:
-    """Return what Zarr reads and writes an address through."""
+    """Return what Zarr reads and writes an address through.
+
+    Zarr parses strings as URLs, so a path of this machine is not given as one.
+    """
     files, path = find_files(url)
     if is_local(files):
-        return path
+        return pathlib.Path(path)
     if not files.async_impl:
         files = AsyncFileSystemWrapper(files, asynchronous=True)
     return PatientStore(files, path=path)
