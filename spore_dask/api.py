@@ -1,4 +1,4 @@
-"""`fit`, the call that most users begin with: it clusters, or has the parameters chosen first.
+"""`fit`, the call that most users begin with: it chooses the parameters, and clusters.
 
 Reads and writes what `fitting` and `tuning` do, and has their memory bounds.
 """
@@ -14,9 +14,10 @@ from spore_dask.jobs import find_job, place_of_run
 from spore_dask.opening import find_done, opened
 from spore_dask.params import one_of
 from spore_dask.runs import Run
+from spore_dask.spaces import is_open
 from spore_dask.tuning import tune
 
-PARAMS = one_of("auto", optional=True)
+PARAMS = one_of("auto", "paper")
 
 
 def fit(
@@ -39,11 +40,16 @@ def fit(
     seed: int = 42,
     progress: Any = None,
     keep: str = "predict",
-    params: str | None = None,
-    n_trials: int = 30,
+    params: str = "auto",
+    n_trials: int = 31,
+    detail: str = "auto",
     **given: Any,
 ) -> Run:
     """Cluster data of any size.
+
+    Parameters that are not given are chosen: many configurations are compared over one neighbour
+    graph, and the one whose result the others agree with most is kept. `run.choice` has the
+    choice, and how sure it is.
 
     Parameters
     ----------
@@ -65,18 +71,22 @@ n_workers, seed, progress
     keep : {"predict", "labels", "all"}
         What stays on disk: what predictions and fits with other parameters start from, only the
         result, or every stage. What other results in `out` have kept stays.
-    params : {None, "auto"}
-        "auto" chooses the parameters that are not given, as `tune` does, and returns its run.
+    params : {"auto", "paper"}
+        "auto" chooses the parameters that are not given, as `tune` does. "paper" takes the
+        defaults of the paper for them, in one pass.
     n_trials : int
-        How many configurations "auto" compares.
+        How many configurations "auto" draws.
+    detail : {"auto", "coarse", "fine"}
+        Which of the stable levels "auto" takes: see `tune`.
     **given
-        The fields of `Params`.
+        The fields of `Params`, which are held fixed.
 
     Returns
     -------
     Run
     """
     PARAMS.check("params", params)
+    given = {name: value for name, value in given.items() if value is not None}
     options = {
         "component": component,
         "graph": graph,
@@ -91,14 +101,15 @@ n_workers, seed, progress
         "cache_limit": cache_limit,
         **given,
     }
-    where = {
+    where: dict[str, Any] = {
         "memory_limit": memory_limit,
         "client": client,
         "n_workers": n_workers,
         "progress": progress,
     }
-    if params == "auto":
-        return tune(source, out, n_trials=n_trials, resume=resume, **where, **options).run
+    if params == "auto" and is_open(given):
+        where |= {"n_trials": n_trials, "detail": detail, "resume": resume}
+        return tune(source, out, **where, **options).run
     with place_of_run(source, out) as (place, keep_place):
         job = find_job(source, place, **options)
         name = f"fit-{job.id}"

@@ -1,24 +1,64 @@
-"""Choose one of many clusterings of the same rows without labels: the one that the others agree on.
+"""Choose one of many clusterings of the same rows without labels: the one most others agree with.
 
-Pure arithmetic on the labels of the trials. Reads and writes nothing; memory beside the labels:
-eight bytes a row and trial, and the contingency table of one pair.
+Pure arithmetic on the labels of the trials on a sample of rows. Reads and writes nothing. Memory
+beside the labels: 16 bytes per row and trial.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from spore_dask.errors import InputError
+from spore_dask.kernels.overlaps import overlap
 
 Floats = NDArray[np.float64]
 
 MAX_NOISE = 0.5
-EXPONENT = 1.5  # above 1, a few trials that agree well count more than many that agree a little
-CELLS_PER_ROW = 64  # beyond, sorting is faster than an empty table
-DECIMALS = 9  # equal trials have equal scores, whatever the order of the sums
+"""A trial with a larger share of noise is not chosen."""
+EXPONENT = 1.5
+"""Above 1, a few trials that agree well count more than many that agree a little."""
+DECIMALS = 9
+"""Scores are rounded, so that equal trials tie in whatever order they are summed."""
+LARGE = 20_000
+"""Points beyond which small samples vote only where the best trial has large clusters."""
+LARGE_SHARE = 0.9
+SAMPLE_ROWS, SAMPLE_SIZE = 5000, 25
+"""It has if this share of its rows is in clusters of as many rows in a sample of as many."""
+N_LEVELS = 4
+LEVEL_SCORE = 0.5
+"""A level scores at least this share of the highest score."""
+GIANT = 0.4
+"""A cluster with a larger share of the rows is a giant."""
+GIANT_SCORE = 0.25
+GIANT_CLUSTERS = 10
+"""A giant is avoided where the score is below the first, beside as many effective clusters."""
+
+
+class Votes(NamedTuple):
+    """Clusterings of some of the rows that contribute to the scores but are never chosen."""
+
+    columns: NDArray[np.int64]
+    """Which of the rows they cluster."""
+    labels: NDArray[np.int32]
+    """(n_voters, len(columns)), -1 for noise."""
+    weights: Floats
+    """(n_voters,): how much each of them counts."""
+
+
+class Level(NamedTuple):
+    """The best of the trials that divide the data about as finely."""
+
+    trial: int
+    score: float
+    entropy: float
+    """Of the cluster sizes, in nats: the higher, the finer."""
+    largest: float
+    """Share of the compared rows that the largest cluster has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,108 +69,205 @@ class Choice:
     """Number of the chosen trial."""
     scores: Floats
     """(n_trials,) in [0, 1], higher is better; -inf for trials that are degenerate."""
+    levels: tuple[Level, ...]
+    """Good trials from coarse to fine; the one with the highest score is among them."""
+
+    def at(self, detail: str) -> int:
+        """Return the trial for a `detail`: "auto", "coarse" or "fine"."""
+        if detail == "auto" or not self.levels:
+            return self.best
+        return self.levels[0 if detail == "coarse" else -1].trial
+
+
+class Clustering(NamedTuple):
+    """A clustering of n rows, prepared for comparison."""
+
+    numbers: NDArray[np.int64]
+    """(n,): clusters 0, 1, ...; -1 is noise."""
+    sizes: NDArray[np.int64]
+    members: NDArray[np.int64]
+    """Rows that are not noise, cluster after cluster."""
+    starts: NDArray[np.int64]
+    """Where each cluster begins in `members`, and the end."""
 
 
 def choose(
     labels: ArrayLike,
-    retention: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
     *,
-    voters: ArrayLike | None = None,
-    voter_retention: ArrayLike | None = None,
+    votes: Sequence[Votes] = (),
     usable: ArrayLike | None = None,
 ) -> Choice:
-    """Choose the trial whose result the other trials agree with most.
+    """Choose the trial whose result the others agree with most.
 
-    A trial's score is the weighted mean of its agreement with all others: the adjusted Rand index,
-    0 where it is negative, to the power of 1.5. The vote of a trial weighs 1 minus its retention
-    rate: the more neighbours must survive, the more of a result is left to reassignment, and the
-    worse it is on average.
+    The score of a trial is the weighted mean of its `similarity` to all others, to the power of
+    1.5. A finer level wins where the highest score belongs to a giant cluster of little support.
 
     Parameters
     ----------
     labels : integer array (n_trials, n_rows)
-        Labels of the same rows in each trial, -1 for noise; a sample of 5,000 rows is enough.
-    retention : float array (n_trials,), optional
-        Retention rate of each trial, in [0, 1], 0 where it has none; all votes weigh the same
-        without it.
-    voters : integer array (n_voters, n_rows), optional
-        Labels of these rows in results that vote, but cannot be chosen: they help where there are
-        few trials.
-    voter_retention : float array (n_voters,), optional
-        Retention rate of each of these.
+        Labels of the same rows in each trial, -1 for noise. A uniform sample of 20,000 rows is
+        enough.
+    weights : float array (n_trials,), optional
+        How much each trial counts in the scores of the others; 0 for one that does not vote.
+        Default: all count the same.
+    votes : sequence of Votes
+        Further clusterings that contribute to the scores.
     usable : bool array (n_trials,), optional
-        Which trials may be chosen; by default those that are not degenerate on these rows.
+        Which trials may be chosen. Default: those that are not `degenerate`.
 
     Returns
     -------
     Choice
-        Of equal trials, the first. Trials with fewer than two clusters or more than half noise
-        are chosen only where all trials are like that.
+        Of equal trials, the first. A degenerate trial is chosen only where all are.
     """
-    trials = _as_labels("labels", labels)
-    n_trials, n_rows = trials.shape
-    weights = _weights("retention", retention, n_trials)
-    others = trials
-    if voters is not None:
-        extra = _as_labels("voters", voters, n_rows)
-        weights = np.append(weights, _weights("voter_retention", voter_retention, len(extra)))
-        others = np.concatenate([trials, extra])
-    scores = _mean_of_others(agreement(trials, others), weights).round(DECIMALS)
+    trials = as_labels("labels", labels)
+    counts = _weights(weights, len(trials))
+    total = np.zeros(len(trials))
+    weight = np.zeros(len(trials))
+    alike = similarity(trials) ** EXPONENT
+    np.fill_diagonal(alike, 0)
+    total += alike @ counts
+    weight += counts.sum() - counts
+    for some in votes:
+        total += similarity(trials[:, some.columns], some.labels) ** EXPONENT @ some.weights
+        weight += some.weights.sum()
+    scores = (total / np.where(weight > 0, weight, 1)).round(DECIMALS)
     allowed = ~degenerate(trials) if usable is None else np.asarray(usable, np.bool_)
     if allowed.any():
         scores[~allowed] = -np.inf
-    return Choice(int(np.argmax(scores)), scores)
+    found = find_levels(trials, scores)
+    best = int(np.argmax(scores))
+    return Choice(_without_giant(trials[best], best, found), scores, found)
+
+
+def decide(
+    labels: NDArray[np.int32],
+    weights: Sequence[float],
+    usable: NDArray[np.bool_],
+    n_points: int,
+    ask: Callable[[], Sequence[Votes]],
+) -> Choice:
+    """Choose among trials, with the help of further clusterings where they help.
+
+    Up to 20,000 points they always do. Beyond, only where the best trial has large clusters:
+    small clusters vanish from a sample of few rows.
+
+    Parameters
+    ----------
+    labels, weights, usable
+        As in `choose`.
+    n_points : int
+        Points that the trials clustered.
+    ask : function
+        Returns the further clusterings.
+    """
+    if n_points > LARGE:
+        choice = choose(labels, weights, usable=usable)
+        if _share_in_large(labels[np.argmax(choice.scores)]) < LARGE_SHARE:
+            return choice
+    return choose(labels, weights, votes=ask(), usable=usable)
+
+
+def _share_in_large(labels: NDArray[np.integer]) -> float:
+    """Return the share of the clustered rows whose cluster a sample of 5,000 rows still shows."""
+    sizes = np.unique(labels[labels >= 0], return_counts=True)[1]
+    large = sizes * SAMPLE_ROWS / len(labels) >= SAMPLE_SIZE
+    return float(sizes[large].sum() / max(sizes.sum(), 1))
+
+
+def similarity(labels: ArrayLike, others: ArrayLike | None = None) -> Floats:
+    """Return how alike each pair of clusterings is, adjusted for chance; noise abstains.
+
+    S is the sum over clusters a and b of |a & b|**2 / max(|a|, |b|), over the number of rows; E is
+    what S is expected to be when the rows of one clustering are shuffled. The similarity is
+    (S - E) / (1 - E), at least 0: 1 for two equal clusterings without noise. A row that is noise
+    in either adds nothing.
+
+    Parameters
+    ----------
+    labels : integer array (n_trials, n_rows)
+    others : integer array (n_others, n_rows), optional
+        What to compare with. Default: `labels`.
+
+    Returns
+    -------
+    float64 array (n_trials, n_others)
+    """
+    trials = as_labels("labels", labels)
+    first = [_prepared(row) for row in trials]
+    if others is not None:
+        second = [_prepared(row) for row in as_labels("others", others, trials.shape[1])]
+        return np.array([[_alike(a, b) for b in second] for a in first])
+    pairs = np.eye(len(first))
+    for i, a in enumerate(first):
+        pairs[i, i] = _alike(a, a)
+        for j in range(i):
+            pairs[i, j] = pairs[j, i] = _alike(a, first[j])
+    return pairs
 
 
 def degenerate(labels: ArrayLike) -> NDArray[np.bool_]:
     """Return which trials have fewer than two clusters or more than half noise."""
-    trials = _as_labels("labels", labels)
+    trials = as_labels("labels", labels)
     noise = (trials < 0).mean(axis=1)
     n_clusters = np.array([len(np.unique(row[row >= 0])) for row in trials])
     useless: NDArray[np.bool_] = (n_clusters < 2) | (noise > MAX_NOISE)
     return useless
 
 
-def agreement(labels: ArrayLike, others: ArrayLike | None = None) -> Floats:
-    """Return the adjusted Rand index of each pair of trials; noise counts as one more cluster.
+def find_levels(labels: NDArray[np.integer], scores: Floats) -> tuple[Level, ...]:
+    """Return up to four good trials that divide the rows ever more finely.
 
-    Parameters
-    ----------
-    labels : integer array (n_trials, n_rows)
-    others : integer array (n_others, n_rows), optional
-        What to compare the trials with; themselves by default.
-
-    Returns
-    -------
-    float64 array (n_trials, n_others)
-        1 where two trials are the same up to names.
+    Of the trials that score at least half of the highest score, the entropies of the cluster sizes
+    are cut into four ranges of equal width. The best trial of each range is a level.
     """
-    trials = _as_labels("labels", labels)
-    first = [_numbered(row) for row in trials]
-    if others is None:
-        second = first
-    else:
-        second = [_numbered(row) for row in _as_labels("others", others, trials.shape[1])]
-    same = np.array([[_same_pairs(a, b) for b in second] for a in first])
-    own = np.array([_same_pairs(a, a) for a in first])
-    own_others = np.array([_same_pairs(b, b) for b in second])
-    return _adjusted_rand(same, own[:, None], own_others[None, :], trials.shape[1])
+    top = scores.max()
+    good = np.flatnonzero(scores >= LEVEL_SCORE * top) if np.isfinite(top) else np.arange(0)
+    if not len(good):
+        return ()
+    shares = {int(i): _shares(labels[i]) for i in good}
+    entropies = np.array([_entropy(share) for share in shares.values()])
+    width = (entropies.max() - entropies.min()) / N_LEVELS
+    ranges = np.minimum((entropies - entropies.min()) // (width or 1), N_LEVELS - 1)
+    found = []
+    for number in np.unique(ranges):
+        here = np.flatnonzero(ranges == number)
+        place = here[np.argmax(scores[good[here]])]
+        trial = int(good[place])
+        largest = float(shares[trial].max(initial=0))
+        found.append(Level(trial, float(scores[trial]), float(entropies[place]), largest))
+    return tuple(found)
 
 
-def _mean_of_others(pairs: Floats, weights: Floats) -> Floats:
-    """Return the weighted mean agreement of each trial with all but itself."""
-    n_trials, n_others = pairs.shape
-    votes = np.clip(pairs, 0, 1) ** EXPONENT * weights
-    np.fill_diagonal(votes, 0)
-    totals = weights.sum() - weights[:n_trials]
-    if n_others > 1 and not (totals > 0).all():
-        return _mean_of_others(pairs, np.ones(n_others))
-    means: Floats = votes.sum(axis=1) / np.where(totals > 0, totals, 1)
-    return means
+def _without_giant(labels: NDArray[np.integer], best: int, levels: Sequence[Level]) -> int:
+    """Return the trial to take in place of one with a giant cluster of little support."""
+    scores = {level.trial: level.score for level in levels}
+    shares = np.sort(_shares(labels))[::-1]
+    if best not in scores or not len(shares) or shares[0] <= GIANT:
+        return best
+    others = np.exp(_entropy(shares[1:]))
+    finer = [level for level in levels if level.largest <= GIANT]
+    if scores[best] >= GIANT_SCORE or others < GIANT_CLUSTERS or not finer:
+        return best
+    return max(finer, key=lambda level: level.score).trial
 
 
-def _as_labels(name: str, labels: ArrayLike, n_rows: int | None = None) -> NDArray[np.integer]:
-    """Return the labels as an array, or say what is wrong with its shape."""
+def _shares(labels: NDArray[np.integer]) -> Floats:
+    """Return the share of all rows that each cluster has."""
+    sizes = np.unique(labels[labels >= 0], return_counts=True)[1]
+    shares: Floats = sizes / len(labels)
+    return shares
+
+
+def _entropy(shares: Floats) -> float:
+    """Return the entropy of clusters among the rows that have one."""
+    part = shares / (shares.sum() or 1)
+    return float(-(part * np.log(part)).sum())
+
+
+def as_labels(name: str, labels: ArrayLike, n_rows: int | None = None) -> NDArray[np.integer]:
+    """Return labels as an array (n_trials, n_rows), or raise a sentence about its shape."""
     array = np.asarray(labels)
     fits = array.ndim == 2 and n_rows in (None, array.shape[1])
     if not fits or not array.size or array.dtype.kind not in "iu":
@@ -141,39 +278,50 @@ def _as_labels(name: str, labels: ArrayLike, n_rows: int | None = None) -> NDArr
     return array
 
 
-def _weights(name: str, retention: ArrayLike | None, n_trials: int) -> Floats:
-    """Return how much each trial's vote weighs."""
-    rates = np.zeros(n_trials) if retention is None else np.asarray(retention, np.float64)
-    if rates.shape != (n_trials,) or not ((rates >= 0) & (rates <= 1)).all():
+def _weights(weights: ArrayLike | None, n_trials: int) -> Floats:
+    """Return how much each trial counts; all the same where none does."""
+    counts = np.ones(n_trials) if weights is None else np.asarray(weights, np.float64)
+    if counts.shape != (n_trials,) or not ((counts >= 0) & (counts <= 1)).all():
         raise InputError(
-            f"{name} is {retention!r}, but it must be {n_trials} numbers in [0, 1]: one a trial."
+            f"weights is {weights!r}, but it must be {n_trials} numbers in [0, 1]: one per trial."
         )
-    return 1 - rates
+    return counts if np.count_nonzero(counts) > 1 else np.ones(n_trials)
 
 
-def _numbered(row: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Name the clusters of a trial 0, 1, ..., noise among them."""
-    numbers: NDArray[np.int64] = np.unique(row, return_inverse=True)[1]
-    return numbers
+def _prepared(row: NDArray[np.integer]) -> Clustering:
+    """Number the clusters of a trial 0, 1, ... and list their rows."""
+    found, numbers, sizes = np.unique(row, return_inverse=True, return_counts=True)
+    n_noise = int(sizes[: np.searchsorted(found, 0)].sum())
+    sizes = sizes[np.searchsorted(found, 0) :]
+    members = np.argsort(numbers, kind="stable")[n_noise:]
+    numbers = np.maximum(numbers - (len(found) - len(sizes)), -1)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    return Clustering(numbers, sizes.astype(np.int64), members, starts.astype(np.int64))
 
 
-def _same_pairs(first: NDArray[np.int64], second: NDArray[np.int64]) -> float:
-    """Return the sum of the squares of the contingency table of two trials."""
-    n_names = int(second.max()) + 1
-    cells = first * n_names + second
-    if (int(first.max()) + 1) * n_names <= CELLS_PER_ROW * len(cells):
-        counts = np.bincount(cells)
-    else:
-        counts = np.diff(np.flatnonzero(np.diff(np.sort(cells), prepend=-1, append=-1)))
-    return float(np.square(counts, dtype=np.float64).sum())
+def _alike(first: Clustering, second: Clustering) -> float:
+    """Return the similarity of two clusterings."""
+    n_rows = len(first.numbers)
+    total: float = overlap(first.members, first.starts, second.numbers, second.sizes)
+    found = total / n_rows
+    expected = expected_overlap(first.sizes, second.sizes, n_rows)
+    if expected >= 1:
+        return 0.0
+    return min(max((found - expected) / (1 - expected), 0.0), 1.0)
 
 
-def _adjusted_rand(same: Floats, own: Floats, own_others: Floats, n_rows: int) -> Floats:
-    """Turn sums of squared contingency tables into adjusted Rand indices."""
-    both = same - n_rows
-    first, second = own - same, own_others - same
-    neither = n_rows * n_rows - n_rows - both - first - second
-    top = 2 * (both * neither - first * second)
-    bottom = (both + first) * (first + neither) + (both + second) * (second + neither)
-    equal = (first == 0) & (second == 0)
-    return np.where(equal, 1.0, top / np.where(equal, 1.0, bottom))
+def expected_overlap(first: NDArray[np.int64], second: NDArray[np.int64], n_rows: int) -> float:
+    """Return what S is on average when the rows of one of two clusterings are shuffled.
+
+    `first` and `second` are the sizes of their clusters. What two clusters have in common is
+    hypergeometric, so a pair adds `a*b/n * (1 + (a-1)*(b-1)/(n-1)) / max(a, b)`. Sorted sizes and
+    running sums make that O(k log k): of the larger and the smaller, only min(a, b) is a factor.
+    """
+    total = 0.0
+    for large, small, is_second in ((first, second, False), (second, first, True)):
+        ordered = np.sort(small)
+        ends = np.searchsorted(ordered, large, "left" if is_second else "right")
+        sums = np.concatenate([[0], np.cumsum(ordered)])
+        squares = np.concatenate([[0], np.cumsum(ordered * (ordered - 1))])
+        total += float(sums[ends].sum() + ((large - 1) / max(n_rows - 1, 1)) @ squares[ends])
+    return total / n_rows / n_rows

@@ -83,36 +83,90 @@ def cluster_rows(
     check: bool = False,
     rows: NDArray[np.integer] | None = None,
 ) -> Clustering:
-    """Cluster rows of exactly K + 1 entries; `check` refuses any that are not as they must be.
+    """Cluster rows of at least K + 1 entries; `check` refuses any that are not as they must be.
 
     `rows` has the input row of each point where points have other numbers.
     """
-    extent = density_order.extent(points)
-    if extent <= 0:
-        if check:
-            _check_rows(neighbors, distances)
-        return _one_cluster(len(points))
-    with ThreadPoolExecutor(1) as beside:
-        measured = beside.submit(measure_thresholds, distances, params, extent)
-        if check:
-            _check_rows(neighbors, distances)
-        density = density_order.densities(distances, params.density_neighbors, extent)
-        order = density_order.total_order(density, points, rows)
-        thresholds = measured.result()
-    seeds = _seed_order(order, params, rows)
-    labels, grown = _expand(neighbors, distances, seeds, params, thresholds)
-    return _reassign(neighbors, distances, order, labels, grown, params, thresholds)
+    if check:
+        _check_rows(neighbors, distances)
+    return GraphInMemory(neighbors, distances, points, rows).cluster(params)
+
+
+class GraphInMemory:
+    """A neighbour graph in memory, to be clustered with any number of configurations.
+
+    What configurations share is worked out once: statistics of the distances to the ke-th
+    neighbours, and the density order of the configuration before, if kd is the same.
+
+    Parameters
+    ----------
+    neighbors, distances : arrays (N, columns)
+        Rows with enough entries for each configuration.
+    points : float array (N, D)
+    rows : integer array (N,), optional
+        The input row of each point, where points have other numbers.
+    """
+
+    def __init__(
+        self,
+        neighbors: NDArray[np.integer],
+        distances: NDArray[np.floating],
+        points: NDArray[np.floating],
+        rows: NDArray[np.integer] | None = None,
+    ) -> None:
+        self.neighbors, self.distances = neighbors, distances
+        self.points, self.rows = points, rows
+        self.extent = density_order.extent(points)
+        self._has_copies = bool((distances[:, 1] <= 0).any())
+        self._order: tuple[Any, NDArray[np.int64]] | None = None
+        self._statistics: dict[int, Statistics] = {}
+
+    def cluster(self, params: ResolvedParams) -> Clustering:
+        """Cluster with one configuration."""
+        if self.extent <= 0:
+            return _one_cluster(len(self.points))
+        with ThreadPoolExecutor(1) as beside:
+            measured = beside.submit(
+                measure_thresholds, self.distances, params, self.extent, self._statistics
+            )
+            order = self._ordered(params)
+            thresholds = measured.result()
+        seeds = _seed_order(order, params, self.rows)
+        labels, grown = _expand(self.neighbors, self.distances, seeds, params, thresholds)
+        return _reassign(self.neighbors, self.distances, order, labels, grown, params, thresholds)
+
+    def _ordered(self, params: ResolvedParams) -> NDArray[np.int64]:
+        """Return the points in the order of their densities."""
+        kd, width = params.density_neighbors, params.k + 1
+        key, known = (kd, width if self._has_copies else 0), self._order
+        if known is not None and known[0] == key:
+            return known[1]
+        density = density_order.densities(self.distances, kd, self.extent, width)
+        order = density_order.total_order(density, self.points, self.rows)
+        self._order = key, order
+        return order
+
+
+Statistics = tuple[tuple[float, float], tuple[float, float]]
+"""Mean and deviation of the distances to the ke-th neighbours, and of those to all up to it."""
 
 
 def measure_thresholds(
-    distances: NDArray[np.floating], params: ResolvedParams, extent: float
+    distances: NDArray[np.floating],
+    params: ResolvedParams,
+    extent: float,
+    known: dict[int, Statistics] | None = None,
 ) -> Thresholds:
-    """Turn percentiles into z-scores, and take the statistics that clusters start with."""
-    ke = params.expansion_neighbors
+    """Turn percentiles into z-scores, and take the statistics that clusters start with.
+
+    `known` keeps the statistics for each ke that was asked for.
+    """
+    ke, known = params.expansion_neighbors, {} if known is None else known
     reach = distances[:, ke].astype(np.float64)
-    mean, std = mean_and_std(reach)
+    if ke not in known:
+        known[ke] = mean_and_std(reach), mean_and_std(distances[:, : ke + 1])
+    (mean, std), start = known[ke]
     upper = reach[reach >= mean]
-    start = mean_and_std(distances[:, : ke + 1])
     return thresholds_of(
         params, extent, (mean, std), start, lambda q: float(np.percentile(upper, q))
     )
@@ -149,6 +203,7 @@ def _expand(
 ) -> tuple[NDArray[np.int32], NDArray[Any]]:
     """Return the cluster number of every point, and a record for each cluster."""
     settings = expansion_settings(params, thresholds)
+    settings["width"] = params.k + 1
     slots = expansion.Slots(np.zeros(1, np.int32), len(neighbors), neighbors, distances)
     longer = expansion.no_longer_rows(neighbors.dtype, distances.dtype)
     labels = np.full(len(seeds), expansion.UNASSIGNED, np.int32)
@@ -189,6 +244,7 @@ def _reassign(
         means=grown["mean"][large],
         tolerances=thresholds.max_z * grown["std"][large],
         reach=params.reassignment_neighbors,
+        width=params.k + 1,
     )
     for this_round in range(1, params.max_scr_rounds + 1):
         piece = Fragments(fragments, fragments, neighbors, distances)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spore_dask.kernels.expand import CLUSTER, SETTINGS
+from spore_dask.kernels.rows import ALL_COLUMNS
 from spore_dask.params import ResolvedParams
 
 NOISE = -1
@@ -96,6 +97,7 @@ def expansion_settings(params: ResolvedParams, thresholds: Thresholds) -> NDArra
     settings["expansion_neighbors"] = params.expansion_neighbors
     settings["min_retained"] = params.min_retained
     settings["n_steps"] = -1
+    settings["width"] = ALL_COLUMNS
     for name in ("z", "start_mean", "start_std"):
         settings[name] = getattr(thresholds, name)
     return settings

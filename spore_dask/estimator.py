@@ -18,8 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from spore_dask.api import fit
-from spore_dask.clustering import cluster_rows
+from spore_dask.api import PARAMS, fit
+from spore_dask.clustering import GraphInMemory
+from spore_dask.comparing import N_TRIALS, choose_in_memory, compare, longest_rows
 from spore_dask.coordinates import check_options, learn_coordinates, refuse_masked
 from spore_dask.inputs import is_lazy
 from spore_dask.kernels.reassign import gates_of
@@ -29,6 +30,8 @@ from spore_dask.predicting import predict
 from spore_dask.recall import Recall
 from spore_dask.runs import Run
 from spore_dask.search import KNN, neighbor_rows
+from spore_dask.spaces import Trial, is_open
+from spore_dask.tuning import DETAIL, TRIALS
 from spore_dask.voting import Voters
 
 OUT_OF_CORE = (
@@ -49,11 +52,20 @@ OUT_OF_CORE = (
 class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     """Cluster by growing skeletons over a nearest-neighbour graph, densest seeds first.
 
+    Parameters of the algorithm that are not given are chosen, as `spore_dask.fit` does.
+
     Parameters
     ----------
-    min_cluster_size : float or int, default 0.45
+    params : {"auto", "paper"}, default "auto"
+        "auto" chooses the parameters that are not given: many configurations are compared over one
+        neighbour graph. "paper" takes the defaults of the paper for them, which are named below.
+    n_trials : int, default 31
+        How many configurations "auto" draws.
+    detail : {"auto", "coarse", "fine"}, default "auto"
+        Which of the stable levels "auto" takes, from few large clusters to many small ones.
+    min_cluster_size : float or int, optional
         In [0, 1) an exponent, M = floor(N**value); from 1 on a count M. Smaller clusters are
-        fragments, which their neighbours vote into the larger ones.
+        fragments, which their neighbours vote into the larger ones. Default: 0.45.
     density_neighbors : int, optional
         Rank of the neighbour whose distance gives the density order.
         Default: half of `expansion_neighbors` if that is given, else min(M, log2 N).
@@ -63,27 +75,27 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         Neighbours that vote on a fragment. Default: min(M, 2 * expansion_neighbors).
     max_connectivity : int, optional
         Upper limit of the three counts above. Default: N - 1.
-    min_connectivity : int, default 1
-        Lower limit of the number of neighbours in the graph.
+    min_connectivity : int, optional
+        Lower limit of the number of neighbours in the graph. Default: 1.
     retention_rate : float in [0, 1], optional
         Share of `expansion_neighbors` that must survive for a point to expand; the higher, the
         thinner the skeletons. Wins over `min_retained`.
-    min_retained : int, default 1
-        Survivors that a point needs to expand.
-    z_percentile : float in [0, 100], default 50
-        Expansion threshold; the lower, the more readily clusters part.
+    min_retained : int, optional
+        Survivors that a point needs to expand. Default: 1.
+    z_percentile : float in [0, 100], optional
+        Expansion threshold; the lower, the more readily clusters part. Default: 50.
     z : float, optional
         Expansion threshold in deviations. Wins over `z_percentile`.
-    max_z_percentile : float in [0, 100], default 100
-        How far from a cluster's own density a fragment may be and still join it.
+    max_z_percentile : float in [0, 100], optional
+        How far from a cluster's own density a fragment may be and still join it. Default: 100.
     max_z : float, optional
         The same in deviations. Wins over `max_z_percentile`.
-    max_scr_rounds : int, default 10
-        Rounds of reassignment at most.
-    seeding_order : {"density", "random", "none"}, default "density"
-        Order in which clusters are seeded.
-    post_reassignment_policy : {"noise", "none"}, default "noise"
-        Whether clusters that stay smaller than M become noise or are kept.
+    max_scr_rounds : int, optional
+        Rounds of reassignment at most. Default: 10.
+    seeding_order : {"density", "random", "none"}, optional
+        Order in which clusters are seeded. Default: "density".
+    post_reassignment_policy : {"noise", "none"}, optional
+        Whether clusters that stay smaller than M become noise or are kept. Default: "noise".
     knn : {"auto", "exact", "approximate"}, default "auto"
         Neighbour search; "auto" is exact wherever that is cheap enough.
     metric : {"euclidean", "cosine"}, default "euclidean"
@@ -137,6 +149,8 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         `extent`, `z`, `max_z` and the statistics that clusters start with.
     params_ : ResolvedParams
         The counts that the parameters came to.
+    choice_ : dict or None
+        How the parameters were chosen, as in `Run.choice`; None where all were given.
     exact_ : bool
         Whether the neighbour search was exact.
     recall_ : Recall
@@ -149,21 +163,24 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(
         self,
         *,
-        min_cluster_size: float = 0.45,
+        params: str = "auto",
+        n_trials: int = N_TRIALS,
+        detail: str = "auto",
+        min_cluster_size: float | None = None,
         density_neighbors: int | None = None,
         expansion_neighbors: int | None = None,
         reassignment_neighbors: int | None = None,
         max_connectivity: int | None = None,
-        min_connectivity: int = 1,
+        min_connectivity: int | None = None,
         retention_rate: float | None = None,
-        min_retained: int = 1,
-        z_percentile: float = 50,
+        min_retained: int | None = None,
+        z_percentile: float | None = None,
         z: float | None = None,
-        max_z_percentile: float = 100,
+        max_z_percentile: float | None = None,
         max_z: float | None = None,
-        max_scr_rounds: int = 10,
-        seeding_order: str = "density",
-        post_reassignment_policy: str = "noise",
+        max_scr_rounds: int | None = None,
+        seeding_order: str | None = None,
+        post_reassignment_policy: str | None = None,
         knn: str = "auto",
         metric: str = "euclidean",
         scale: str | None = None,
@@ -182,6 +199,9 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         progress: Any = None,
         keep: str = "predict",
     ) -> None:
+        self.params = params
+        self.n_trials = n_trials
+        self.detail = detail
         self.min_cluster_size = min_cluster_size
         self.density_neighbors = density_neighbors
         self.expansion_neighbors = expansion_neighbors
@@ -220,12 +240,10 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
 
         `X` is an array (N, D) of finite numbers, N >= 2, or any source of `spore_dask.fit`.
         """
-        names = [field.name for field in dataclasses.fields(Params)]
-        asked = Params(**{name: getattr(self, name) for name in names})
         given = [name for name in OUT_OF_CORE if getattr(self, name) is not None]
         if given or isinstance(X, str | os.PathLike) or is_lazy(X):
             return self._fit_run(X)
-        return self._fit_array(X, asked)
+        return self._fit_array(X)
 
     def _fit_run(self, X: Any) -> Self:
         """Cluster a source of any size."""
@@ -239,13 +257,20 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         self.n_clusters_ = run.n_clusters
         self.thresholds_ = run.thresholds
         self.params_ = ResolvedParams(**run.summary["params"])
+        self.choice_ = run.choice
         self.recall_ = Recall(**run.summary["recall"])
         self.exact_ = self.recall_.certified == 1
         self.n_features_in_ = int(run.summary["n_columns"])
         return self
 
-    def _fit_array(self, X: ArrayLike, asked: Params) -> Self:
+    def _fit_array(self, X: ArrayLike) -> Self:
         """Cluster an array in memory."""
+        names = [field.name for field in dataclasses.fields(Params)]
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        asked = Params(**given)
+        PARAMS.check("params", self.params)
+        TRIALS.check("n_trials", self.n_trials)
+        DETAIL.check("detail", self.detail)
         KNN.check("knn", self.knn)
         RECALL.check("recall_target", self.recall_target)
         check_options(self.scale, self.metric)
@@ -254,10 +279,21 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
             self, X, dtype="numeric", ensure_all_finite=False, ensure_min_samples=2
         )
         points, self._learned = learn_coordinates(data, self.scale, self.metric)
-        self.params_ = asked.resolve(len(points))
-        rows = neighbor_rows(points, self.params_.k, self.knn, self.seed, self.recall_target)
+        compared = None
+        if self.params == "auto" and is_open(given):
+            fixed = {name: value for name, value in given.items() if name != "seed"}
+            compared = compare(points.shape, fixed, self.seed, n_trials=self.n_trials)
+        k = longest_rows(compared.trials if compared else [Trial(asked, 1.0)], len(points))
+        rows = neighbor_rows(points, k, self.knn, self.seed, self.recall_target)
         rows.recall.warn_if_below(self.recall_target, stacklevel=3)
-        found = cluster_rows(rows.neighbors, rows.distances, points, self.params_)
+        graph = GraphInMemory(rows.neighbors, rows.distances, points)
+        self.choice_ = None
+        if compared is not None:
+            chosen = choose_in_memory(graph, compared, self.detail)
+            asked = compared.trials[chosen.best].params
+            self.choice_ = chosen.document(compared)
+        self.params_ = asked.resolve(len(points))
+        found = graph.cluster(self.params_)
         self.run_ = None
         self.labels_ = found.labels
         self.provenance_ = found.provenance

@@ -48,6 +48,7 @@ from spore_dask.tasks import MARKER
 
 POINTER = "run.json"
 SUMMARY = "summary.json"
+CHOICE = "choice.json"
 RESULT = "result-"
 PUBLISHED = {"labels": np.int32, "provenance": np.int16}
 """The arrays of a result, and their types."""
@@ -117,6 +118,15 @@ class Run:
         """A record for each cluster: size, skeleton_size, mean, std, seed_row."""
         size = (self.n_clusters,)
         return self.result.read_array("clusters", shape=size, dtype=CLUSTER_TABLE)
+
+    @property
+    def choice(self) -> dict[str, Any] | None:
+        """How the parameters were chosen; None where all were given.
+
+        `params`, `score`, `n_trials`, and `levels`: stable results from coarse to fine.
+        """
+        found: dict[str, Any] | None = self.result.read_json(CHOICE)
+        return found
 
     @property
     def graph(self) -> tuple[str, str]:

@@ -1,18 +1,35 @@
-"""The configurations that a tune compares: a space of parameters, and draws from it.
+"""The configurations that are compared: draws from a space of parameters, and a ladder.
 
 Pure: reads and writes nothing, holds the parameters of each trial.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from spore_dask.choosing import LARGE
 from spore_dask.errors import ParameterError
 from spore_dask.params import RANGES, Params
 
 OVERRULES = {"z": "z_percentile", "max_z": "max_z_percentile", "min_retained": "retention_rate"}
 """Parameters that a user may fix, and what is not worth drawing, or would overrule them, then."""
+CAP = 5000
+"""Minimum sizes are drawn as for this many points at most: more would lose small clusters."""
+N_UNCAPPED = 20
+"""Draws that are repeated without the cap where there are many points."""
+LADDER_SIZE = 25
+LADDER_PERCENTILES = (65, 80, 90, 97)
+LADDER_RETENTION = (None, 0.2)
+
+
+class Trial(NamedTuple):
+    """A configuration that is compared with others."""
+
+    params: Params
+    weight: float
+    """How much it counts in the scores of others; 0 for one that can only be chosen."""
 
 
 def paper_space(n_points: int) -> dict[str, Any]:
@@ -36,12 +53,22 @@ def find_space(
     Raises `ParameterError` where a name is no parameter, or nothing can be drawn for one.
     """
     if space is None:
-        left = fixed.keys() | {OVERRULES.get(name) for name in fixed}
+        found: Mapping[str, Any] = paper_space(n_points)
     else:
-        left = set(fixed)
         _check_space(space)
-    found = paper_space(n_points) if space is None else space
+        found = space
+    left = _left_out(fixed) if space is None else set(fixed)
     return {name: values for name, values in found.items() if name not in left}
+
+
+def is_open(fixed: Mapping[str, Any]) -> bool:
+    """Tell whether any parameter of the default space is left to choose."""
+    return bool(find_space(None, 2, fixed))
+
+
+def _left_out(fixed: Mapping[str, Any]) -> set[str]:
+    """Return the parameters that need no values beside those that are fixed."""
+    return {*fixed, *(OVERRULES[name] for name in fixed if name in OVERRULES)}
 
 
 def _check_space(space: Mapping[str, Any]) -> None:
@@ -65,33 +92,83 @@ def _check_space(space: Mapping[str, Any]) -> None:
             )
 
 
-def draw_trials(
-    space: Mapping[str, Any], n_trials: int, seed: int, fixed: Mapping[str, Any]
-) -> list[Params]:
-    """Return the parameters of each trial: first those that are fixed and defaults, then draws.
+def find_trials(
+    space: Mapping[str, Any] | None,
+    n_points: int,
+    n_trials: int,
+    seed: int,
+    fixed: Mapping[str, Any],
+) -> list[Trial]:
+    """Return the trials to run, each once, the default configuration first.
 
-    The draws are those of scikit-learn's `ParameterSampler` with the same seed, so that a search
-    that was made with it can be made again. Where the space is a grid of fewer configurations,
-    each is drawn once.
+    A given space has `n_trials` trials at most. Without one, a ladder of small minimum sizes and
+    generous thresholds is added, which does not vote; beyond 20,000 points also the first draws
+    without the cap on their minimum size.
     """
-    drawn = [{}, *_draw(space, n_trials - 1, seed)]
-    return [Params.from_keywords({"seed": seed, **fixed, **values}) for values in drawn]
+    drawn = draw(space, n_points, n_trials - 1, seed, fixed)
+    if space is None:
+        if n_points > LARGE:
+            drawn += draw(space, n_points, min(n_trials - 1, N_UNCAPPED), seed, fixed, cap=n_points)
+        drawn += _ladder(n_points, seed, fixed)
+    default = Params.from_keywords({"seed": seed, **fixed})
+    first = {trial.params: trial for trial in reversed([Trial(default, _weight(default)), *drawn])}
+    return list(reversed(first.values()))
 
 
-def _draw(space: Mapping[str, Any], n_draws: int, seed: int) -> list[dict[str, Any]]:
-    """Draw configurations."""
+def draw(
+    space: Mapping[str, Any] | None,
+    n_points: int,
+    n_draws: int,
+    seed: int,
+    fixed: Mapping[str, Any],
+    cap: int = CAP,
+) -> list[Trial]:
+    """Draw configurations as scikit-learn's `ParameterSampler` does with the same seed.
+
+    In the default space, the exponent of the minimum size is drawn, and applied to no more points
+    than the cap. Where the space is a grid of fewer configurations, each is drawn once.
+    """
     from sklearn.model_selection import ParameterGrid, ParameterSampler
     from sklearn.utils import check_random_state
 
-    if n_draws == 0:
+    found = find_space(space, n_points, fixed)
+    if n_draws < 1:
         return []
-    if not space:
+    if not found:
         raise ParameterError(
-            f"n_trials is {n_draws + 1}, but every parameter of the space is fixed, so that there "
-            "is nothing to choose from: fix fewer of them, give another space, or use fit."
+            f"n_trials is {n_draws + 1}, but every parameter of the space is fixed, so there is "
+            "nothing to choose from: fix fewer of them, give another space, or use fit."
         )
-    if not any(hasattr(values, "rvs") for values in space.values()):
-        grid: Any = {name: list(values) for name, values in space.items()}
+    if not any(hasattr(values, "rvs") for values in found.values()):
+        grid: Any = {name: list(values) for name, values in found.items()}
         n_draws = min(n_draws, len(ParameterGrid(grid)))
-    sampler = ParameterSampler(dict(space), n_iter=n_draws, random_state=check_random_state(seed))
-    return list(sampler)
+    trials = []
+    for values in ParameterSampler(found, n_iter=n_draws, random_state=check_random_state(seed)):
+        if space is None and "min_cluster_size" in values:
+            size = math.floor(min(n_points, cap) ** values["min_cluster_size"])
+            values["min_cluster_size"] = max(1, size)
+        params = Params.from_keywords({"seed": seed, **fixed, **values})
+        trials.append(Trial(params, _weight(params)))
+    return trials
+
+
+def _weight(params: Params) -> float:
+    """Return how much a trial counts: the more must be retained, the less."""
+    return 1 - (params.retention_rate or 0.0)
+
+
+def _ladder(n_points: int, seed: int, fixed: Mapping[str, Any]) -> list[Trial]:
+    """Return trials with a small minimum size, from strict to generous thresholds."""
+    log2_n = max(1, n_points.bit_length() - 1)
+    trials = []
+    for percentile in LADDER_PERCENTILES:
+        for rate in LADDER_RETENTION:
+            rung = {
+                "min_cluster_size": LADDER_SIZE,
+                "expansion_neighbors": 2 * log2_n,
+                "z_percentile": percentile,
+                "retention_rate": rate,
+            }
+            kept = {name: rung[name] for name in rung.keys() - _left_out(fixed)}
+            trials.append(Trial(Params.from_keywords({"seed": seed, **fixed, **kept}), 0.0))
+    return trials

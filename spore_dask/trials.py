@@ -1,16 +1,16 @@
 """Trials: the same graph clustered with many configurations, each by one task in one process.
 
-A task has the whole graph in memory where its process has room for that, and else goes through the
-stages of a fit, out of core, in a folder of its own that it removes. Both give the same labels.
-Reads the points and the graph; writes for each trial the labels of the rows that are compared.
-Memory: rows of K + 1 entries, the points, and 100 bytes a point; or that of a coordinator.
+A process that has room for the whole graph reads it once and keeps it for its next trials.
+Elsewhere a task goes through the stages of a fit, out of core, in a folder of its own that it
+removes. Both give the same labels. Reads the points and the graph; writes for each trial the labels
+of the rows that are compared.
+Memory: rows of K + 1 entries, the points, and 100 bytes per point; or that of a coordinator.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import threading
 import time
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spore_dask import memory
-from spore_dask.clustering import cluster_rows
+from spore_dask.clustering import GraphInMemory, cluster_rows
 from spore_dask.clusters import NOISE, label_dtype
 from spore_dask.engine import Engine
 from spore_dask.fitting import Fit
@@ -36,7 +36,8 @@ PLACES = "places"
 LABELS = "labels"
 BLOCK_NBYTES = 1 << 20
 
-_held: dict[tuple[int, str], NDArray[np.uint8]] = {}
+_held: dict[tuple[str, str], GraphInMemory] = {}
+"""The graph that this process has in memory between trials."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,15 +127,27 @@ def _try(spec: TrialSpec, number: int) -> Receipt:
 def _cluster_in_memory(
     spec: TrialSpec, number: int, places: NDArray[np.int64]
 ) -> tuple[NDArray[Any], int, float]:
-    """Cluster the graph as a whole; return the labels at places, clusters and share of noise."""
-    graph, params = spec.graph, spec.trials[number].resolve(spec.graph.n_points)
-    CACHE.budget_nbytes = 0
-    _load_kernels(*(graph.graph_rows.array(name).dtype for name in Entries._fields))
-    points = graph.points.coordinates(0, graph.n_points)
-    rows = graph.graph_rows.array("rows").read(0, graph.n_points)
-    entries = _read_entries(graph.graph_rows, params.k)
-    found = cluster_rows(*entries, points, params, rows=rows)
+    """Cluster the graph as a whole.
+
+    Returns the labels at `places`, the number of clusters and the share of noise.
+    """
+    params = spec.trials[number].resolve(spec.graph.n_points)
+    found = _read_graph(spec.graph).cluster(params)
     return found.labels[places], len(found.clusters), float((found.labels == NOISE).mean())
+
+
+def _read_graph(graph: Graph) -> GraphInMemory:
+    """Return the graph in memory, which this process keeps for the next trial."""
+    key = graph.path, graph.name
+    if key not in _held:
+        let_go()
+        CACHE.budget_nbytes = 0
+        rows = graph.graph_rows
+        _load_kernels(*(rows.array(name).dtype for name in Entries._fields))
+        points = graph.points.coordinates(0, graph.n_points)
+        row_of_point = rows.array("rows").read(0, graph.n_points)
+        _held[key] = GraphInMemory(*_read_entries(rows), points, row_of_point)
+    return _held[key]
 
 
 @functools.cache
@@ -146,42 +159,26 @@ def _load_kernels(number_dtype: np.dtype[Any], dtype: np.dtype[Any]) -> None:
     cluster_rows(neighbors, np.abs(points[neighbors, 0] - points), points, params)
 
 
-def _read_entries(graph: GraphRows, k: int) -> Entries:
-    """Read the first k + 1 entries of all rows, into memory that the next trial overwrites."""
+def _read_entries(graph: GraphRows) -> Entries:
+    """Read all rows, in blocks."""
     arrays = []
     for name in Entries._fields:
         array = graph.array(name)
         array = array.without_limits() if name == "distances" else array
-        largest_nbytes = graph.n_points * array.row_nbytes
-        target = _room(name, (graph.n_points, k + 1), array.dtype, largest_nbytes)
+        target = np.empty((graph.n_points, *array.row_shape), array.dtype)
         page = memory.PAGE_ROWS
         step = page * max(1, BLOCK_NBYTES // (page * array.row_nbytes))
-        block = np.empty((step, *array.row_shape), array.dtype)
         for first in range(0, graph.n_points, step):
-            ends = np.array([first]), np.array([min(first + step, graph.n_points)])
-            target[first : first + step] = array.read_ranges(*ends, block)[:, : k + 1]
+            last = min(first + step, graph.n_points)
+            array.read_ranges(np.array([first]), np.array([last]), target[first:last])
         if name == "distances":
             graph.refuse_falling(name, range(graph.n_points), target)
         arrays.append(target)
     return Entries(*arrays)
 
 
-def _room(
-    name: str, shape: tuple[int, int], dtype: np.dtype[Any], largest_nbytes: int
-) -> NDArray[Any]:
-    """Return an array in memory that this thread holds between trials.
-
-    To get as much from the system again costs more than to fill it.
-    """
-    key, wanted = (threading.get_ident(), name), shape[0] * shape[1] * dtype.itemsize
-    if key not in _held or _held[key].nbytes != largest_nbytes:
-        _held[key] = np.empty(largest_nbytes, np.uint8)
-    array: NDArray[Any] = _held[key][:wanted].view(dtype).reshape(shape)
-    return array
-
-
 def let_go() -> None:
-    """Give back what this process holds between trials."""
+    """Give back what this process has in memory between trials."""
     _held.clear()
     CACHE.clear()
 

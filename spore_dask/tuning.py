@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import random
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,27 +18,39 @@ from typing import Any
 import numpy as np
 from dask.utils import format_bytes
 from numpy.typing import NDArray
+from sklearn.metrics import adjusted_rand_score
 
 from spore_dask import memory
+from spore_dask.choosing import Votes, choose, decide
+from spore_dask.comparing import (
+    N_COMPARED,
+    N_TRIALS,
+    Chosen,
+    Comparison,
+    chosen_of,
+    compare,
+    longest_rows,
+    usable,
+)
 from spore_dask.engine import Engine
 from spore_dask.errors import LimitError, ParameterError
 from spore_dask.fitting import Fit
 from spore_dask.graph import FORMAT, Graph
 from spore_dask.inputs import Input, check_unchanged, labels_of_rows
 from spore_dask.jobs import Job, find_job, place_of_run
-from spore_dask.judging import Judgement, Votes, judge
 from spore_dask.opening import find_done, opened
-from spore_dask.params import Params, count
+from spore_dask.params import count, one_of
 from spore_dask.plan import FitPlan, as_memory_limit
+from spore_dask.runs import CHOICE, RESULT, SUMMARY, Run, keep_at_most, point_to, remove_stages
 from spore_dask.runs import POINTER as RUN_POINTER
-from spore_dask.runs import RESULT, SUMMARY, Run, keep_at_most, point_to, remove_stages
-from spore_dask.spaces import draw_trials, find_space
+from spore_dask.spaces import Trial
 from spore_dask.store import Folder, hash_of, remove_stage
 from spore_dask.trials import TrialSpec, read_labels, read_places, run_trials
 from spore_dask.tunings import POINTER, Tuning
-from spore_dask.voters import MOST_NBYTES, MOST_ROWS, N_VOTERS, PollSpec, poll
+from spore_dask.voters import PollSpec, poll
 
-N_TRIALS, SAMPLE = count(optional=False), count(at_least=2, optional=False)
+TRIALS, SAMPLE = count(optional=False), count(at_least=2, optional=False)
+DETAIL = one_of("auto", "coarse", "fine")
 LEAST_TRIALS = 3
 """Trials without labels: each is compared with the others, and two agree with each other alike."""
 
@@ -49,9 +60,10 @@ def tune(
     out: str | os.PathLike[str] | None = None,
     *,
     y: Any = None,
-    n_trials: int = 30,
+    n_trials: int = N_TRIALS,
+    detail: str = "auto",
     space: Mapping[str, Any] | None = None,
-    sample: int = 20_000,
+    sample: int = N_COMPARED,
     graph: Graph | Run | str | os.PathLike[str] | None = None,
     resume: bool = True,
     component: str | None = None,
@@ -73,28 +85,31 @@ def tune(
     """Choose parameters: cluster one graph with many configurations, and keep the best.
 
     With labels `y` the best is the one with the highest adjusted Rand index (ARI). Without, it is
-    the one that the others agree with most, and with them 50 more configurations on a sample of
-    5,000 rows; it has at least two clusters and at most half noise, if there is one like that, and
-    else the least noise.
+    the one whose result the others agree with most, among those with at least two clusters and at
+    most half noise.
 
     Parameters
     ----------
     source, out
         As in `fit`.
     y : array (N,) or path, optional
-        True labels of the rows of the source, numbers or texts: an array, or the path of a Zarr
+        True labels of the rows of the source, numbers or strings: an array, or the path of a Zarr
         array, an .npy file, or a .csv or .parquet table with one column.
     n_trials : int
-        Configurations, the default one first; at least 3 without `y`.
+        Configurations to draw, the paper's default among them; at least 3 without `y`. Beside them
+        a few fixed ones are tried that find small clusters, unless a `space` is given.
+    detail : {"auto", "coarse", "fine"}
+        Which of the stable levels to take, from few large clusters to many small ones. Default:
+        the one with the highest score, unless one giant cluster has most of its points.
     space : dict, optional
         What to draw parameters from: for each name a list of values, or a distribution of
-        scipy.stats. Default: the paper's space. The draws are those of scikit-learn's
-        `ParameterSampler`.
+        scipy.stats. Default: the paper's space, but with minimum sizes of 388 points at most. The
+        draws are those of scikit-learn's `ParameterSampler`.
     sample : int
         Rows on which results are compared; all rows where there are fewer.
     graph : Graph, Run or path, optional
-        An earlier graph of the same source with enough neighbours in every row for all trials.
-        Default: one is built, once.
+        An earlier graph of the same source. Configurations that need more neighbours than it has
+        are left out. Default: one is built, once.
     seed : int
         Seed of the draws, of the sample of rows, and of all that `fit` draws.
     resume, component, knn, knn_index, recall_target, n_partitions, metric, scale, memory_limit, \
@@ -107,8 +122,9 @@ cache_limit, client, n_workers, progress, keep
     -------
     Tuning
     """
-    N_TRIALS.check("n_trials", n_trials)
+    TRIALS.check("n_trials", n_trials)
     SAMPLE.check("sample", sample)
+    DETAIL.check("detail", detail)
     with place_of_run(source, out) as (place, keep_place):
         job = find_job(
             source,
@@ -135,6 +151,7 @@ cache_limit, client, n_workers, progress, keep
             int(sample),
             y,
             as_memory_limit(memory_limit, n_workers),
+            detail,
         )
         name = search.folder.name
         found = find_done(job.folder, name, job.data, search.finished) if resume else None
@@ -164,12 +181,12 @@ cache_limit, client, n_workers, progress, keep
 class TuneJob(Job):
     """What a tune is asked for: a fit for each trial, all of one graph with whole rows."""
 
-    trials: tuple[Params, ...] = ()
+    trials: tuple[Trial, ...] = ()
 
     @functools.cached_property
     def longest_k(self) -> int:
         """Neighbours that the trial that needs most of them needs."""
-        return max(params.resolve(self.data.source.shape[0]).k for params in self.trials)
+        return longest_rows(self.trials, self.data.source.shape[0])
 
     @property
     def head_k(self) -> int:
@@ -196,6 +213,7 @@ def find_search(
     sample: int,
     y: Any,
     memory_limit: int,
+    detail: str,
 ) -> Search:
     """Return what the arguments of `tune` ask for, or raise a sentence."""
     n_points = job.data.source.shape[0]
@@ -204,40 +222,40 @@ def find_search(
             f"n_trials is {n_trials}, but without labels y a trial is compared with the others: "
             f"ask for at least {LEAST_TRIALS}, or give y."
         )
-    found = find_space(space, n_points, fixed)
-    trials = draw_trials(found, n_trials, job.params.seed, fixed)
-    if y is None and len(trials) < LEAST_TRIALS:
+    compared = compare(
+        job.data.source.shape,
+        fixed,
+        job.params.seed,
+        space=space,
+        n_trials=n_trials,
+        n_compared=sample,
+    )
+    n_found = len(compared.trials)
+    if y is None and n_found < LEAST_TRIALS:
         raise ParameterError(
-            f"The space has {len(trials) - 1} configurations, but without labels y at least "
+            f"The space has {n_found - 1} configurations, but without labels y at least "
             f"{LEAST_TRIALS - 1} are needed beside the default one: give a larger space, or y."
         )
-    rows = _draw_rows(n_points, sample, job.params.seed)
-    truth = None if y is None else labels_of_rows(y, n_points, rows, memory_limit)
-    tune_job = TuneJob(**_shallow(job), trials=tuple(trials))
-    voters: list[Params] = []
-    if y is None:
-        n_asked = len(_asked_columns(len(rows), job.data.source.shape[1]))
-        sampled = find_space(space, n_asked, fixed)
-        voters = draw_trials(sampled, N_VOTERS + 1, job.params.seed + 1, fixed)[1:]
-    return Search(tune_job, tuple(sorted({*found, *fixed})), rows, truth, tuple(voters))
+    if job.graph is not None:
+        trials = _fitting(compared.trials, job.graph, n_points, LEAST_TRIALS if y is None else 1)
+        compared = dataclasses.replace(compared, trials=trials)
+    truth = None if y is None else labels_of_rows(y, n_points, compared.rows, memory_limit)
+    tune_job = TuneJob(**_shallow(job), trials=compared.trials)
+    return Search(tune_job, compared, truth, detail)
 
 
-def _draw_rows(n_points: int, sample: int, seed: int) -> NDArray[np.int64]:
-    """Return rows to compare, ascending; all of them where there are no more than the sample."""
-    if n_points <= sample:
-        return np.arange(n_points)
-    return np.sort(np.array(random.Random(seed).sample(range(n_points), sample)))
-
-
-def _asked_columns(n_rows: int, n_columns: int) -> NDArray[np.int64]:
-    """Return which of the rows that are compared voters are asked about."""
-    most = max(2, min(MOST_ROWS, MOST_NBYTES // (8 * n_columns)))
-    return np.arange(0, n_rows, -(-n_rows // most))
-
-
-def _retention(trials: Sequence[Params]) -> NDArray[np.float64]:
-    """Return the retention rate of each configuration, 0 where it has none."""
-    return np.array([params.retention_rate or 0.0 for params in trials])
+def _fitting(
+    trials: Sequence[Trial], graph: Graph, n_points: int, at_least: int
+) -> tuple[Trial, ...]:
+    """Return the trials that a graph has enough neighbours for."""
+    found = tuple(trial for trial in trials if trial.params.resolve(n_points).k <= graph.k)
+    if len(found) < at_least:
+        raise ParameterError(
+            f"The graph at {graph.path!r} has {graph.k} neighbours per row, but only {len(found)} "
+            f"of {len(trials)} configurations can be compared with so few: build one with "
+            f'k >= {longest_rows(trials, n_points)}, or give the parameters and params="paper".'
+        )
+    return found
 
 
 def _shallow(job: Job) -> dict[str, Any]:
@@ -250,14 +268,10 @@ class Search:
     """A tune that is to be made, or has been."""
 
     job: TuneJob
-    names: tuple[str, ...]
-    """Parameters of the space, and those that are fixed."""
-    rows: NDArray[np.int64]
-    """Input rows on which results are compared."""
+    compared: Comparison
     truth: NDArray[np.int64] | None
-    """Their labels, if they are known."""
-    voters: tuple[Params, ...]
-    """Configurations that are asked for their vote; none where labels are known."""
+    """Labels of the rows that are compared, if they are known."""
+    detail: str
 
     @property
     def folder(self) -> Folder:
@@ -265,15 +279,16 @@ class Search:
         job = self.job
         graph = job.graph and (job.graph.path, job.graph.name)
         asked = dataclasses.asdict(job.data.source), dataclasses.asdict(job.options), graph
-        trials = [dataclasses.asdict(params) for params in job.trials]
-        return job.folder.child("tuning-" + hash_of(FORMAT, *asked, trials, len(self.rows)))
+        trials = [dataclasses.asdict(trial.params) for trial in job.trials]
+        return job.folder.child(
+            "tuning-" + hash_of(FORMAT, *asked, trials, len(self.compared.rows))
+        )
 
     @property
     def document(self) -> str:
         """Name of what says which trial was chosen."""
-        return (
-            "chosen.json" if self.truth is None else f"chosen-{hash_of(self.truth.tolist())}.json"
-        )
+        by = self.detail if self.truth is None else hash_of(self.truth.tolist())
+        return f"chosen-{by}.json"
 
     def finished(self) -> Tuning | None:
         """Return the result if it is complete; refuse it if the source has changed since."""
@@ -299,8 +314,12 @@ class Search:
     def _tuning(self) -> Tuning:
         self.job.data.source.confirm()
         pointer = {"name": self.folder.name, "document": self.document}
+        found = Tuning(self.job.folder.url, **pointer)
+        told = {"tuning": self.folder.name, **found.summary["choice"]}
+        if found.run.choice != told:
+            found.run.result.write_json(CHOICE, told)
         self.job.folder.write_json(POINTER, pointer)
-        return Tuning(self.job.folder.url, **pointer)
+        return found
 
     def run(self, engine: Engine, plan: FitPlan, resume: bool) -> Tuning:
         """Build the graph, run the trials, choose, and fit with what was chosen."""
@@ -321,45 +340,65 @@ class Search:
         data = Input(self.job.data.source)
         plan = dataclasses.replace(builder.plan, data=data, known=graph.shape)
         job = Job(**_shallow(self.job) | {"data": data, "graph": graph})
-        spec = TrialSpec(self.folder, job, graph, self.job.trials, plan)
-        facts = run_trials(builder.engine, spec, self.rows)
-        votes = self._ask_voters(builder.engine, spec) if self.voters else None
-        labels = read_labels(self.folder, len(facts), len(self.rows))
-        retention = _retention(self.job.trials)
-        judgement = judge(labels, retention, facts, self.truth, votes)
-        job = dataclasses.replace(job, params=self.job.trials[judgement.best])
-        self._write(job, judgement, facts)
+        params = tuple(trial.params for trial in self.job.trials)
+        spec = TrialSpec(self.folder, job, graph, params, plan)
+        facts = run_trials(builder.engine, spec, self.compared.rows)
+        labels = read_labels(self.folder, len(facts), len(self.compared.rows))
+        chosen, aris = self._choose(builder.engine, spec, labels, facts)
+        job = dataclasses.replace(job, params=params[chosen.best])
+        self._write(job, chosen, aris)
         final = Fit(builder.engine, job, plan, resume)
         final.stages |= builder.stages
         final.run()
         return self._tuning()
 
-    def _ask_voters(self, engine: Engine, spec: TrialSpec) -> Votes:
-        """Return what further configurations make of a sample of the rows."""
-        columns = _asked_columns(len(self.rows), self.job.data.source.shape[1])
-        graph = spec.graph
-        places = read_places(self.folder, graph.n_points, len(self.rows))[columns]
-        folder, needs = self.folder.child("voters"), spec.needs_nbytes
-        asked = PollSpec(folder, graph.points, graph.graph_rows, places, self.voters, needs)
-        return Votes(columns, poll(engine, asked), _retention(self.voters))
+    def _choose(
+        self,
+        engine: Engine,
+        spec: TrialSpec,
+        labels: NDArray[np.int32],
+        facts: list[dict[str, Any]],
+    ) -> tuple[Chosen, list[float | None]]:
+        """Choose one of the trials, and return the ARI of each if true labels are known."""
+        weights = self.compared.weights
+        if self.truth is not None:
+            choice = choose(labels, weights, usable=usable(facts))
+            aris = [float(adjusted_rand_score(self.truth, row)) for row in labels]
+            return Chosen(int(np.argmax(aris)), choice, facts, self.detail), [*aris]
+        ask = functools.partial(self._ask_voters, engine, spec)
+        choice = decide(labels, weights, usable(facts), spec.graph.n_points, ask)
+        return chosen_of(choice, facts, self.detail), [None] * len(facts)
 
-    def _write(self, job: Job, judgement: Judgement, facts: list[dict[str, Any]]) -> None:
+    def _ask_voters(self, engine: Engine, spec: TrialSpec) -> list[Votes]:
+        """Return what further configurations make of samples of the rows."""
+        graph, compared = spec.graph, self.compared
+        places = read_places(self.folder, graph.n_points, len(compared.rows))
+        asked = PollSpec(
+            self.folder.child("voters"),
+            graph.points,
+            graph.graph_rows,
+            tuple(places[columns] for columns in compared.samples),
+            tuple(tuple(trial.params for trial in voters) for voters in compared.voters),
+            spec.needs_nbytes,
+        )
+        return compared.votes(poll(engine, asked))
+
+    def _write(self, job: Job, chosen: Chosen, aris: list[float | None]) -> None:
         """Write what was chosen, before the fit with it: that may remove the graph."""
-        trials = [
-            fact | {"agreement": agreement, "ari": ari}
-            for fact, agreement, ari in zip(facts, judgement.agreement, judgement.ari, strict=True)
-        ]
+        scores = [float(score) if np.isfinite(score) else None for score in chosen.choice.scores]
+        told = zip(chosen.facts, scores, aris, strict=True)
         summary = {
             "n_points": job.resolved.n_points,
-            "n_sampled": len(self.rows),
+            "n_sampled": len(self.compared.rows),
             "y": self.truth is not None,
-            "best": judgement.best,
-            "degenerate": judgement.degenerate,
+            "best": chosen.best,
+            "degenerate": chosen.is_degenerate and self.truth is None,
             "params": [
-                {name: getattr(params, name) for name in self.names} for params in self.job.trials
+                {name: getattr(trial.params, name) for name in self.compared.names}
+                for trial in self.compared.trials
             ],
-            "trials": trials,
-            "curve": judgement.curve,
+            "trials": [fact | {"score": score, "ari": ari} for fact, score, ari in told],
+            "choice": chosen.document(self.compared),
             "run": job.id,
         }
         self.job.data.source.confirm()

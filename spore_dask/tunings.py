@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,8 @@ class Tuning:
     def trials(self) -> NDArray[Any]:
         """A record for each trial.
 
-        The parameters, `n_clusters`, `noise` (share of all rows), `agreement` (its score without
-        labels, nan where it is degenerate), `ari` (nan without `y`) and `seconds`.
+        The parameters, `n_clusters`, `noise` (share of all rows), `score` (how much the others
+        agree with it, nan where it cannot be chosen), `ari` (nan without `y`) and `seconds`.
         """
         records = [
             {"trial": number, **params, **facts}
@@ -59,16 +60,18 @@ class Tuning:
         return _as_table(records)
 
     @functools.cached_property
-    def curve(self) -> NDArray[Any]:
-        """What would have been chosen after each trial.
+    def levels(self) -> NDArray[Any]:
+        """Good trials that divide the data ever more finely, a record for each.
 
-        Records of `n_trials`, `best`, `score` (the highest ARI with `y`, else the agreement of the
-        best with the others so far, on some rows of the sample) and `seconds` of all trials so far.
+        `trial`, the parameters, `n_clusters`, `noise`, `largest` (share of the points that the
+        largest cluster has), `score`, and `entropy` of the cluster sizes.
+        `fit(..., detail="coarse" | "fine")` takes the first or the last.
         """
-        return _as_table(self.summary["curve"])
+        levels = self.summary["choice"]["levels"]
+        return _as_table([level | level["params"] for level in levels], without=("params",))
 
     def __repr__(self) -> str:
-        n_trials, by = len(self.summary["trials"]), "ari" if self.summary["y"] else "agreement"
+        n_trials, by = len(self.summary["trials"]), "ari" if self.summary["y"] else "score"
         score = self.trials[by][self.best]
         return (
             f"<Tuning of {n_trials} trials: {by} {score:.3f} with {self.best_params}, {self.run}>"
@@ -92,9 +95,10 @@ def open_tuning(path: str | os.PathLike[str]) -> Tuning:
     return Tuning(path, **pointer)
 
 
-def _as_table(records: list[dict[str, Any]]) -> NDArray[Any]:
+def _as_table(records: list[dict[str, Any]], without: Sequence[str] = ()) -> NDArray[Any]:
     """Return a structured array of plain records; None is nan, in columns of numbers."""
-    columns = {name: [record[name] for record in records] for name in records[0]}
+    names = [name for name in (records[0] if records else ()) if name not in without]
+    columns = {name: [record[name] for record in records] for name in names}
     arrays = {}
     for name, values in columns.items():
         if not any(isinstance(value, str) for value in values):

@@ -1,9 +1,9 @@
-"""Voters: further configurations on a sample of the rows, to help choose among few trials.
+"""Voters: further configurations on samples of the rows, which only contribute to the scores.
 
-They can be had for next to nothing, and vote, but cannot be chosen. Tasks read the coordinates of
-the sample, one for each shard of the points; one task clusters them with every configuration.
-Reads the points; writes `points/`, one array a shard, and `votes`.
-Memory: one shard of coordinates; or the graph of the sample, and four bytes a row and voter.
+Tasks read the coordinates of the samples, one for each shard of the points. Then one task for each
+sample clusters it with every configuration. Reads the points; writes `points/`, one array per
+shard, and `votes/`, one array per sample.
+Memory: one shard of coordinates; or the graph of a sample, and four bytes per row and voter.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from spore_dask.clustering import cluster_rows
+from spore_dask.clustering import GraphInMemory
 from spore_dask.engine import Engine
 from spore_dask.params import Params
 from spore_dask.points import CACHE, Points
@@ -24,64 +24,69 @@ from spore_dask.shards import GraphRows
 from spore_dask.store import FINITE, Folder
 from spore_dask.tasks import Receipt, Work, run_stage, run_work
 
-N_VOTERS = 50
-MOST_ROWS = 5000
-"""Rows that are clustered at most."""
-MOST_NBYTES = 64 << 20
-"""Bytes that their coordinates have at most."""
-VOTES = "votes"
-
 
 @dataclasses.dataclass(frozen=True)
 class PollSpec:
-    """Who is asked, and about which points."""
+    """Which configurations cluster which samples."""
 
     folder: Folder
     points: Points
     graph: GraphRows
-    places: NDArray[np.int64]
-    """The points of the sample."""
-    voters: tuple[Params, ...]
+    samples: tuple[NDArray[np.int64], ...]
+    """The points of each sample."""
+    voters: tuple[tuple[Params, ...], ...]
+    """The configurations for each sample."""
     needs_nbytes: int
 
 
-def poll(engine: Engine, spec: PollSpec) -> NDArray[np.int32]:
-    """Return the labels of the sample by each voter, or take up what was done before."""
+def poll(engine: Engine, spec: PollSpec) -> list[NDArray[np.int32]]:
+    """Return the labels of each sample by each of its voters, or those that an earlier call left.
+
+    An array has the shape (voters, points of the sample).
+    """
     run_stage(engine, spec.folder, functools.partial(_build, engine, spec))
-    size = len(spec.voters), len(spec.places)
-    votes: NDArray[np.int32] = spec.folder.read_array(VOTES, shape=size, dtype=np.int32)
-    return votes
+    votes = spec.folder.child("votes")
+    return [
+        votes.read_array(str(i), shape=(len(voters), len(sample)), dtype=np.int32)
+        for i, (voters, sample) in enumerate(zip(spec.voters, spec.samples, strict=True))
+    ]
 
 
 def _build(engine: Engine, spec: PollSpec, folder: Folder) -> Receipt:
     read, vote = functools.partial(_read, spec), functools.partial(_vote, spec)
     shards = range(spec.graph.n_shards)
     run_work(engine, folder, Work("sample", read, shards, spec.needs_nbytes, light=True))
-    run_work(engine, folder, Work("voters", vote, [len(spec.voters)], spec.needs_nbytes))
-    return {"n_voters": len(spec.voters)}
+    run_work(engine, folder, Work("voters", vote, range(len(spec.samples)), spec.needs_nbytes))
+    return {"n_voters": sum(map(len, spec.voters))}
 
 
 def _read(spec: PollSpec, shard: int) -> Receipt:
-    """Write the coordinates of the points of the sample that are in a shard."""
+    """Write the coordinates of the points of all samples that are in a shard."""
     CACHE.budget_nbytes = 0
     first, last = spec.graph.span(shard)
-    here = np.flatnonzero((spec.places >= first) & (spec.places < last))
-    found = spec.points.coordinates(first, last)[spec.places[here] - first]
-    spec.folder.child("points").write_array(str(shard), found)
+    places = np.concatenate(spec.samples)
+    here = places[(places >= first) & (places < last)]
+    spec.folder.child("points").write_array(
+        str(shard), spec.points.coordinates(first, last)[here - first]
+    )
     return {"n_points": len(here)}
 
 
-def _vote(spec: PollSpec, n_voters: int) -> Receipt:
-    """Cluster the sample with every configuration."""
-    shards = spec.places // spec.graph.shard_rows
-    sample = np.empty((len(spec.places), spec.points.n_columns), spec.points.dtype)
+def _vote(spec: PollSpec, number: int) -> Receipt:
+    """Cluster one sample with every configuration."""
+    places = np.concatenate(spec.samples)
+    shards = places // spec.graph.shard_rows
+    every = np.empty((len(places), spec.points.n_columns), spec.points.dtype)
     for shard in range(spec.graph.n_shards):
         here = shards == shard
-        sample[here] = spec.folder.child("points").read_array(
-            str(shard), shape=sample[here].shape, dtype=sample.dtype, limits=FINITE
+        every[here] = spec.folder.child("points").read_array(
+            str(shard), shape=every[here].shape, dtype=every.dtype, limits=FINITE
         )
-    spec.folder.write_array(VOTES, voter_labels(sample, spec.voters))
-    return {"n_voters": n_voters}
+    first = sum(len(sample) for sample in spec.samples[:number])
+    sample = every[first : first + len(spec.samples[number])].copy()
+    labels = voter_labels(sample, spec.voters[number])
+    spec.folder.child("votes").write_array(str(number), labels)
+    return {"n_voters": len(labels)}
 
 
 def voter_labels(points: NDArray[np.floating], voters: Sequence[Params]) -> NDArray[np.int32]:
@@ -100,9 +105,5 @@ def voter_labels(points: NDArray[np.floating], voters: Sequence[Params]) -> NDAr
     """
     resolved = [params.resolve(len(points)) for params in voters]
     rows = neighbor_rows(points, max(params.k for params in resolved))
-    labels = np.empty((len(resolved), len(points)), np.int32)
-    for number, params in enumerate(resolved):
-        neighbors = np.ascontiguousarray(rows.neighbors[:, : params.k + 1])
-        distances = np.ascontiguousarray(rows.distances[:, : params.k + 1])
-        labels[number] = cluster_rows(neighbors, distances, points, params).labels
-    return labels
+    graph = GraphInMemory(rows.neighbors, rows.distances, points)
+    return np.stack([graph.cluster(params).labels for params in resolved])

@@ -46,6 +46,7 @@ SETTINGS = np.dtype(
         ("start_mean", np.float64),
         ("start_std", np.float64),
         ("n_steps", np.int64),  # points to expand before a pause
+        ("width", np.int64),  # columns of a row that count
     ]
 )
 """What stays the same during one expansion."""
@@ -212,7 +213,8 @@ def _choose(now, setting, neighbors, distances, row, labels, kept, kept_distance
     """List the neighbours in a row that are free and fit the cluster; return how many."""
     mean = now.mean
     tolerance = setting.z * now.std
-    end = min(count_copies(distances, row) + setting.expansion_neighbors, distances.shape[1])
+    width = min(setting.width, distances.shape[1])
+    end = min(count_copies(distances, row, width) + setting.expansion_neighbors, width)
     n_kept = 0
     for j in range(end):
         point, distance = neighbors[row, j], np.float64(distances[row, j])

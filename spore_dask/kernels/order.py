@@ -12,16 +12,20 @@ from numpy.typing import NDArray
 
 from spore_dask.kernels.columns import column_limits
 from spore_dask.kernels.compiling import kernel
-from spore_dask.kernels.rows import count_copies
+from spore_dask.kernels.rows import ALL_COLUMNS, count_copies
 
 
 @kernel
-def densities(distances, density_neighbors, extent):
-    """Return the density of each row of `distances` (float64): rank over relative distance."""
+def densities(distances, density_neighbors, extent, width=ALL_COLUMNS):
+    """Return the density of each row of `distances` (float64): rank over relative distance.
+
+    Rows are read as if they had `width` columns, where they have more.
+    """
+    width = min(width, distances.shape[1])
     density = np.empty(distances.shape[0], np.float64)
     for i in range(distances.shape[0]):
-        copies = count_copies(distances, i)
-        rank = min(density_neighbors, distances.shape[1] - copies)
+        copies = count_copies(distances, i, width)
+        rank = min(density_neighbors, width - copies)
         delta = np.float64(distances[i, copies + rank - 1]) if rank > 0 else extent
         density[i] = (rank + 1) / (delta / extent)
     return density

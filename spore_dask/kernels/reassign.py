@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from spore_dask.kernels.compiling import kernel, part
 from spore_dask.kernels.machine import prefetch_row
-from spore_dask.kernels.rows import count_copies
+from spore_dask.kernels.rows import ALL_COLUMNS, count_copies
 
 FRAGMENT = -1
 LOOKAHEAD = 4
@@ -40,6 +40,8 @@ class Gates(NamedTuple):
     tolerances: NDArray[np.float64]
     reach: int
     """Neighbours that are asked, counted behind the point's copies."""
+    width: int = ALL_COLUMNS
+    """Columns of the rows that count; all by default."""
 
 
 def gates_of(clusters: NDArray[Any], max_z: float, reach: int) -> Gates:
@@ -64,10 +66,10 @@ def vote(fragments, gates, labels, rounds, this_round):
     this_round : int
     """
     points, rows, neighbors, distances = fragments
-    means, tolerances, reach = gates
+    means, tolerances, reach, width = gates
     if means.size == 0:
         return 0
-    width = neighbors.shape[1]
+    width = min(width, neighbors.shape[1])
     votes = np.zeros(means.size, np.int64)
     met = np.empty(width, np.int64)
     n_changed = 0
@@ -78,7 +80,7 @@ def vote(fragments, gates, labels, rounds, this_round):
         point, row = points[i], rows[i]
         if labels[point] != FRAGMENT:
             continue
-        first = count_copies(distances, row)
+        first = count_copies(distances, row, width)
         last = min(first + reach, width)
         if this_round > 1 and not _any_news(neighbors, row, first, last, rounds, this_round):
             continue
@@ -159,7 +161,7 @@ def poll(labels, distances, gates):
     -------
     int32 array (rows,), float32 array (rows,)
     """
-    means, tolerances, reach = gates
+    means, tolerances, reach, _ = gates
     last = min(1 + reach, labels.shape[1]) if means.size else 1
     votes = np.zeros(means.size, np.int64)
     met = np.empty(last, np.int64)

@@ -8,11 +8,18 @@ LARGEST_DISTANCE = 1e154
 """Squares of larger ones are beyond float64."""
 
 
+ALL_COLUMNS = 1 << 62
+"""A width that cuts no row."""
+
+
 @part
-def count_copies(distances, row):
-    """Count the leading entries of a row at distance 0: the point itself and its copies."""
+def count_copies(distances, row, width):
+    """Count the leading entries of a row at distance 0: the point itself and its copies.
+
+    `width` is the number of columns that count.
+    """
     count = 1
-    while count < distances.shape[1] and distances[row, count] <= 0:
+    while count < width and distances[row, count] <= 0:
         count += 1
     return count
 

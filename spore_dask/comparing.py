@@ -1,0 +1,175 @@
+"""What is compared to choose parameters, and what the choice is told as.
+
+Pure, but for `choose_in_memory`, which clusters a graph that is in memory with every trial.
+Memory: the labels of the compared rows, four bytes per row and trial.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spore_dask.choosing import LARGE, MAX_NOISE, SAMPLE_ROWS, Choice, Votes, decide
+from spore_dask.clustering import GraphInMemory
+from spore_dask.clusters import NOISE
+from spore_dask.spaces import Trial, draw, find_space, find_trials
+from spore_dask.threads import in_threads
+from spore_dask.voters import voter_labels
+
+N_TRIALS = 31
+N_COMPARED = 20_000
+N_VOTERS = 50
+"""Configurations for each sample."""
+LEAST_ROWS = 500
+"""Rows of each of several samples, at least."""
+MOST_NBYTES = 64 << 20
+"""Bytes of the coordinates of a sample, at most."""
+
+Facts = dict[str, Any]
+"""`n_clusters` and `noise`, the share of all points, of one trial."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """The configurations that are compared, and on which rows."""
+
+    names: tuple[str, ...]
+    """Parameters that differ between configurations, and those that are fixed."""
+    trials: tuple[Trial, ...]
+    rows: NDArray[np.int64]
+    """Input rows on which results are compared, ascending."""
+    samples: tuple[NDArray[np.int64], ...]
+    """Which of these rows each sample has that further configurations cluster."""
+    voters: tuple[tuple[Trial, ...], ...]
+    """These configurations, for each sample."""
+
+    @property
+    def weights(self) -> list[float]:
+        """How much each trial counts."""
+        return [trial.weight for trial in self.trials]
+
+    def votes(self, labels: Sequence[NDArray[np.int32]]) -> list[Votes]:
+        """Return what the samples contribute, given the labels of each by its configurations."""
+        return [
+            Votes(columns, found, np.array([trial.weight for trial in voters]))
+            for columns, voters, found in zip(self.samples, self.voters, labels, strict=True)
+        ]
+
+
+def compare(
+    shape: tuple[int, int],
+    fixed: Mapping[str, Any],
+    seed: int,
+    *,
+    space: Mapping[str, Any] | None = None,
+    n_trials: int = N_TRIALS,
+    n_compared: int = N_COMPARED,
+) -> Comparison:
+    """Return what to compare for data of a shape, with some parameters fixed.
+
+    Up to 20,000 points further configurations cluster one sample. Beyond, the rows that are
+    compared are shared out among four samples.
+    """
+    n_points, n_columns = shape
+    rows = np.arange(n_points)
+    if n_points > n_compared:
+        rows = np.sort(np.array(random.Random(seed).sample(range(n_points), n_compared)))
+    most = max(2, min(SAMPLE_ROWS, MOST_NBYTES // (8 * n_columns)))
+    n_samples = 4 if n_points > LARGE and len(rows) >= 4 * LEAST_ROWS else 1
+    step = max(n_samples, -(-len(rows) // most))
+    samples = tuple(np.arange(first, len(rows), step) for first in range(n_samples))
+    return Comparison(
+        names=tuple(sorted({*find_space(space, n_points, fixed), *fixed})),
+        trials=tuple(find_trials(space, n_points, n_trials, seed, fixed)),
+        rows=rows,
+        samples=samples,
+        voters=tuple(
+            tuple(draw(space, len(columns), N_VOTERS, seed + 1 + i, fixed))
+            for i, columns in enumerate(samples)
+        ),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """A finished choice."""
+
+    best: int
+    """Number of the trial that is taken."""
+    choice: Choice
+    facts: Sequence[Facts]
+    """Of each trial."""
+    detail: str
+
+    @property
+    def is_degenerate(self) -> bool:
+        """Whether no trial has two clusters and at most half noise."""
+        return not usable(self.facts).any()
+
+    def document(self, compared: Comparison) -> dict[str, Any]:
+        """Return what a result tells about the choice, in plain values."""
+        scores = self.choice.scores
+
+        def told(trial: int) -> dict[str, Any]:
+            params = compared.trials[trial].params
+            score = float(scores[trial])
+            return {
+                "trial": trial,
+                "params": {name: getattr(params, name) for name in compared.names},
+                "score": score if np.isfinite(score) else None,
+                "n_clusters": int(self.facts[trial]["n_clusters"]),
+                "noise": float(self.facts[trial]["noise"]),
+            }
+
+        return {
+            **told(self.best),
+            "n_trials": len(compared.trials),
+            "detail": self.detail,
+            "levels": [
+                told(level.trial) | {"entropy": level.entropy, "largest": level.largest}
+                for level in self.choice.levels
+            ],
+        }
+
+
+def usable(facts: Sequence[Facts]) -> NDArray[np.bool_]:
+    """Return which trials may be chosen."""
+    return np.array([one["n_clusters"] >= 2 and one["noise"] <= MAX_NOISE for one in facts])
+
+
+def chosen_of(choice: Choice, facts: Sequence[Facts], detail: str) -> Chosen:
+    """Return the trial to take for a detail; the one with the least noise if all are degenerate."""
+    best = choice.at(detail)
+    if not usable(facts).any():
+        best = int(np.argmin([one["noise"] for one in facts]))
+    return Chosen(best, choice, facts, detail)
+
+
+def choose_in_memory(graph: GraphInMemory, compared: Comparison, detail: str) -> Chosen:
+    """Choose parameters for points that are in memory; rows of the graph are input rows."""
+    points, n_points = graph.points, len(graph.points)
+
+    def run(trial: Trial) -> tuple[NDArray[np.int32], Facts]:
+        found = graph.cluster(trial.params.resolve(n_points))
+        noise = float((found.labels == NOISE).mean())
+        return found.labels[compared.rows], {"n_clusters": len(found.clusters), "noise": noise}
+
+    def ask() -> list[Votes]:
+        samples = [np.ascontiguousarray(points[compared.rows[some]]) for some in compared.samples]
+        asked = [[trial.params for trial in voters] for voters in compared.voters]
+        return compared.votes([voter_labels(*each) for each in zip(samples, asked, strict=True)])
+
+    found = in_threads(run, compared.trials)
+    labels, facts = np.stack([one[0] for one in found]), [one[1] for one in found]
+    choice = decide(labels, compared.weights, usable(facts), n_points, ask)
+    return chosen_of(choice, facts, detail)
+
+
+def longest_rows(trials: Sequence[Trial], n_points: int) -> int:
+    """Return the neighbours that the trial that needs most of them needs."""
+    return max(trial.params.resolve(n_points).k for trial in trials)
