@@ -13,7 +13,7 @@ from spore_dask.graph import Graph
 from spore_dask.jobs import find_job, place_of_run
 from spore_dask.opening import find_done, opened
 from spore_dask.params import one_of
-from spore_dask.runs import Run
+from spore_dask.runs import Run, warn_of
 from spore_dask.spaces import is_open
 from spore_dask.tuning import tune
 
@@ -119,4 +119,5 @@ n_workers, seed, progress
             with opened(job.folder, name, job.plan, **where) as (engine, plan):
                 run = Fit(engine, job, plan, resume).run()
         keep_place(run)
-        return run
+    warn_of(run, stacklevel=2)
+    return run

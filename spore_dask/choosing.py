@@ -25,10 +25,13 @@ EXPONENT = 1.5
 DECIMALS = 9
 """Scores are rounded, so that equal trials tie in whatever order they are summed."""
 LARGE = 20_000
-"""Points beyond which small samples vote only where the best trial has large clusters."""
+"""Points beyond which small samples do not always contribute."""
+LOW_SCORE, CLEAR_SCORE = 0.2, 0.5
+"""They do if the best trial alone scores less than the first; with large clusters, the second."""
 LARGE_SHARE = 0.9
 SAMPLE_ROWS, SAMPLE_SIZE = 5000, 25
-"""It has if this share of its rows is in clusters of as many rows in a sample of as many."""
+"""It has large clusters if this share of its rows is in clusters of which a sample of as many rows
+still has as many."""
 N_LEVELS = 4
 LEVEL_SCORE = 0.5
 """A level scores at least this share of the highest score."""
@@ -150,8 +153,8 @@ def decide(
 ) -> Choice:
     """Choose among trials, with the help of further clusterings where they help.
 
-    Up to 20,000 points they always do. Beyond, only where the best trial has large clusters:
-    small clusters vanish from a sample of few rows.
+    Up to 20,000 points they always do. Beyond, they do where the trials hardly agree, and where
+    the best trial has large clusters: small clusters vanish from a sample of few rows.
 
     Parameters
     ----------
@@ -164,7 +167,9 @@ def decide(
     """
     if n_points > LARGE:
         choice = choose(labels, weights, usable=usable)
-        if _share_in_large(labels[np.argmax(choice.scores)]) < LARGE_SHARE:
+        first = int(np.argmax(choice.scores))
+        in_large = _share_in_large(labels[first]) >= LARGE_SHARE
+        if choice.scores[first] >= (CLEAR_SCORE if in_large else LOW_SCORE):
             return choice
     return choose(labels, weights, votes=ask(), usable=usable)
 

@@ -5,7 +5,9 @@ Reads rows of K + 1 entries, writes labels. Memory beside the graph: at most 100
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,6 +27,7 @@ from spore_dask.coordinates import as_points
 from spore_dask.errors import InputError
 from spore_dask.kernels import expand as expansion
 from spore_dask.kernels import order as density_order
+from spore_dask.kernels.pieces import count_pieces
 from spore_dask.kernels.reassign import FRAGMENT, Fragments, Gates, vote
 from spore_dask.kernels.rows import first_bad_row, first_repeating_row
 from spore_dask.kernels.sums import mean_and_std
@@ -45,6 +48,8 @@ class Clustering:
     """A CLUSTER_TABLE record for each label."""
     thresholds: Thresholds
     """What the distances were measured with."""
+    smallest: int
+    """Points that a cluster needed to stay."""
 
 
 def cluster_graph(
@@ -95,8 +100,9 @@ def cluster_rows(
 class GraphInMemory:
     """A neighbour graph in memory, to be clustered with any number of configurations.
 
-    What configurations share is worked out once: statistics of the distances to the ke-th
-    neighbours, and the density order of the configuration before, if kd is the same.
+    What a configuration shares with the one before is not worked out again: the density order where
+    kd is the same, the skeletons where only minimum size and reassignment differ, and statistics of
+    the distances to the ke-th neighbours. `grouped` puts configurations in a good order.
 
     Parameters
     ----------
@@ -119,6 +125,7 @@ class GraphInMemory:
         self.extent = density_order.extent(points)
         self._has_copies = bool((distances[:, 1] <= 0).any())
         self._order: tuple[Any, NDArray[np.int64]] | None = None
+        self._grown: tuple[Any, tuple[NDArray[np.int32], NDArray[Any]]] | None = None
         self._statistics: dict[int, Statistics] = {}
 
     def cluster(self, params: ResolvedParams) -> Clustering:
@@ -131,9 +138,31 @@ class GraphInMemory:
             )
             order = self._ordered(params)
             thresholds = measured.result()
-        seeds = _seed_order(order, params, self.rows)
-        labels, grown = _expand(self.neighbors, self.distances, seeds, params, thresholds)
+        labels, grown = self._expanded(order, params, thresholds)
         return _reassign(self.neighbors, self.distances, order, labels, grown, params, thresholds)
+
+    def _expanded(
+        self, order: NDArray[np.int64], params: ResolvedParams, thresholds: Thresholds
+    ) -> tuple[NDArray[np.int32], NDArray[Any]]:
+        """Return the cluster number of every point after Expansion, and each cluster's record."""
+        width = params.k + 1 if self._has_copies else 0
+        seeding = params.seeding_order, params.seed, params.density_neighbors
+        reach = params.expansion_neighbors, params.min_retained, thresholds.z
+        key, known = (width, *seeding, *reach), self._grown
+        if known is not None and known[0] == key:
+            return known[1]
+        seeds = _seed_order(order, params, self.rows)
+        grown = _expand(self.neighbors, self.distances, seeds, params, thresholds)
+        self._grown = key, grown
+        return grown
+
+    def share(self) -> GraphInMemory:
+        """Return the same graph, for another thread."""
+        return copy.copy(self)
+
+    def n_pieces(self, ke: int) -> int:
+        """Return the number of connected pieces of the graph of the ke nearest neighbours."""
+        return int(count_pieces(self.neighbors, ke))
 
     def _ordered(self, params: ResolvedParams) -> NDArray[np.int64]:
         """Return the points in the order of their densities."""
@@ -145,6 +174,24 @@ class GraphInMemory:
         order = density_order.total_order(density, self.points, self.rows)
         self._order = key, order
         return order
+
+
+def grouped(configurations: Sequence[ResolvedParams]) -> list[list[int]]:
+    """Return the numbers of configurations in groups of equal kd, the largest group first.
+
+    In a group, those that share most are beside each other.
+    """
+    groups: dict[int, list[int]] = {}
+    for number, params in enumerate(configurations):
+        groups.setdefault(params.density_neighbors, []).append(number)
+
+    def shared(number: int) -> tuple[Any, ...]:
+        params = configurations[number]
+        z = params.z_percentile if params.z is None else params.z
+        return params.expansion_neighbors, z, params.min_retained, params.k
+
+    ordered = [sorted(numbers, key=shared) for numbers in groups.values()]
+    return sorted(ordered, key=len, reverse=True)
 
 
 Statistics = tuple[tuple[float, float], tuple[float, float]]
@@ -180,6 +227,7 @@ def _one_cluster(n_points: int) -> Clustering:
         provenance=np.zeros(n_points, np.int16),
         clusters=clusters,
         thresholds=Thresholds(0.0, 0.0, 0.0, 0.0, 0.0),
+        smallest=n_points,
     )
 
 
@@ -235,7 +283,8 @@ def _reassign(
 ) -> Clustering:
     """Vote fragments into the large clusters, settle the rest, and number what remains."""
     rounds = np.zeros(len(skeletons), np.int16)
-    large = np.flatnonzero(grown["size"] >= smallest_final_size(grown["size"], params))
+    smallest = smallest_final_size(grown["size"], params)
+    large = np.flatnonzero(grown["size"] >= smallest)
     number_of = np.full(len(grown), FRAGMENT, np.int32)
     number_of[large] = np.arange(len(large))
     labels = number_of[skeletons]
@@ -255,7 +304,7 @@ def _reassign(
         rounds[fragments] = NOISE
     else:
         labels, large = _keep_fragments(labels, skeletons, large)
-    return Clustering(labels, rounds, _describe(labels, grown, large), thresholds)
+    return Clustering(labels, rounds, _describe(labels, grown, large), thresholds, smallest)
 
 
 def _keep_fragments(

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spore_dask.choosing import LARGE, MAX_NOISE, SAMPLE_ROWS, Choice, Votes, decide
-from spore_dask.clustering import GraphInMemory
+from spore_dask.clustering import GraphInMemory, grouped
 from spore_dask.clusters import NOISE
 from spore_dask.spaces import Trial, draw, find_space, find_trials
 from spore_dask.threads import in_threads
@@ -105,6 +105,8 @@ class Chosen:
     facts: Sequence[Facts]
     """Of each trial."""
     detail: str
+    warnings: tuple[str, ...] = ()
+    """What a user should know about it."""
 
     @property
     def is_degenerate(self) -> bool:
@@ -145,27 +147,40 @@ def usable(facts: Sequence[Facts]) -> NDArray[np.bool_]:
 def chosen_of(choice: Choice, facts: Sequence[Facts], detail: str) -> Chosen:
     """Return the trial to take for a detail; the one with the least noise if all are degenerate."""
     best = choice.at(detail)
+    warnings: tuple[str, ...] = ()
     if not usable(facts).any():
         best = int(np.argmin([one["noise"] for one in facts]))
-    return Chosen(best, choice, facts, detail)
+        warnings = (
+            f"None of the {len(facts)} configurations gives two clusters and at most half noise. "
+            "The one with the least noise was kept: check the scales of the columns, or give "
+            "another space to tune.",
+        )
+    return Chosen(best, choice, facts, detail, warnings)
 
 
 def choose_in_memory(graph: GraphInMemory, compared: Comparison, detail: str) -> Chosen:
     """Choose parameters for points that are in memory; rows of the graph are input rows."""
     points, n_points = graph.points, len(graph.points)
 
-    def run(trial: Trial) -> tuple[NDArray[np.int32], Facts]:
-        found = graph.cluster(trial.params.resolve(n_points))
-        noise = float((found.labels == NOISE).mean())
-        return found.labels[compared.rows], {"n_clusters": len(found.clusters), "noise": noise}
+    resolved = [trial.params.resolve(n_points) for trial in compared.trials]
+    labels = np.empty((len(resolved), len(compared.rows)), np.int32)
+    facts: list[Facts] = [{} for _ in resolved]
+
+    def run(group: list[int]) -> None:
+        own = graph.share()
+        for number in group:
+            found = own.cluster(resolved[number])
+            noise = float((found.labels == NOISE).mean())
+            labels[number] = found.labels[compared.rows]
+            facts[number] = {"n_clusters": len(found.clusters), "noise": noise}
 
     def ask() -> list[Votes]:
         samples = [np.ascontiguousarray(points[compared.rows[some]]) for some in compared.samples]
         asked = [[trial.params for trial in voters] for voters in compared.voters]
         return compared.votes([voter_labels(*each) for each in zip(samples, asked, strict=True)])
 
-    found = in_threads(run, compared.trials)
-    labels, facts = np.stack([one[0] for one in found]), [one[1] for one in found]
+    in_threads(run, grouped(resolved))
+    facts[0]["n_pieces"] = graph.n_pieces(resolved[0].expansion_neighbors)
     choice = decide(labels, compared.weights, usable(facts), n_points, ask)
     return chosen_of(choice, facts, detail)
 

@@ -11,6 +11,10 @@ class ParameterError(SporeError, ValueError):
     """A parameter has a value outside its allowed range."""
 
 
+class DataWarning(UserWarning):
+    """The result is correct, but the data or a parameter makes it less than it seems."""
+
+
 class LimitError(ParameterError):
     """What is asked for does not fit the memory limit, or the disk."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import warnings
 from typing import Any, Self
 
 import numpy as np
@@ -19,9 +20,11 @@ from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from spore_dask.api import PARAMS, fit
-from spore_dask.clustering import GraphInMemory
+from spore_dask.clustering import Clustering, GraphInMemory
+from spore_dask.clusters import NOISE
 from spore_dask.comparing import N_TRIALS, choose_in_memory, compare, longest_rows
 from spore_dask.coordinates import check_options, learn_coordinates, refuse_masked
+from spore_dask.errors import DataWarning
 from spore_dask.inputs import is_lazy
 from spore_dask.kernels.reassign import gates_of
 from spore_dask.params import Params, ResolvedParams
@@ -31,6 +34,8 @@ from spore_dask.recall import Recall
 from spore_dask.runs import Run
 from spore_dask.search import KNN, neighbor_rows
 from spore_dask.spaces import Trial, is_open
+from spore_dask.stages.scan import sample_facts
+from spore_dask.telling import data_warnings
 from spore_dask.tuning import DETAIL, TRIALS
 from spore_dask.voting import Voters
 
@@ -288,12 +293,15 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         rows.recall.warn_if_below(self.recall_target, stacklevel=3)
         graph = GraphInMemory(rows.neighbors, rows.distances, points)
         self.choice_ = None
+        facts = sample_facts(data)
         if compared is not None:
             chosen = choose_in_memory(graph, compared, self.detail)
             asked = compared.trials[chosen.best].params
             self.choice_ = chosen.document(compared)
+            facts |= {"n_pieces": chosen.facts[0]["n_pieces"], "warnings": chosen.warnings}
         self.params_ = asked.resolve(len(points))
         found = graph.cluster(self.params_)
+        self._warn(data, asked, found, facts)
         self.run_ = None
         self.labels_ = found.labels
         self.provenance_ = found.provenance
@@ -306,6 +314,15 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         gates = gates_of(found.clusters, found.thresholds.max_z, reach)
         self._voters = Voters(points, found.labels, gates, rows.recall, self.seed)
         return self
+
+    def _warn(self, data: Any, asked: Params, found: Clustering, facts: dict[str, Any]) -> None:
+        """Warn of what a user should know about the result."""
+        noise = float((found.labels == NOISE).mean())
+        is_scaled = self.scale is not None or self.metric == "cosine"
+        smallest = found.smallest
+        sentences = data_warnings(asked, self.params_, smallest, noise, facts, is_scaled)
+        for text in (*facts.get("warnings", ()), *sentences):
+            warnings.warn(text, DataWarning, stacklevel=4)
 
     def fit_predict(self, X: Any, y: Any = None) -> NDArray[np.int32]:
         """Cluster the rows of `X` and return their labels."""

@@ -63,6 +63,7 @@ from spore_dask.stages.scan import Scan
 from spore_dask.stages.seeds import order_seeds
 from spore_dask.store import Folder, hash_of, remove_stage
 from spore_dask.tasks import MARKER, Receipt, Work, is_done, run_work
+from spore_dask.telling import data_warnings
 
 MOST_FRAGMENTS = {CELLS: 1 / 3, PROBES: 1 / 3, PYNNDESCENT: 1 / 3, PRODUCTS: 1 / 20}
 """Share of fragments up to which they are searched apart, instead of long rows for all at once;
@@ -82,6 +83,12 @@ class Fit:
         self.plan = dataclasses.replace(plan, data=data)
         self.resume = resume
         self.stages: dict[str, dict[str, Any]] = {}
+        self.smallest = job.resolved.min_cluster_size
+        """The minimum size, lowered to that of the second largest skeleton."""
+        self.facts: dict[str, Any] = {}
+        """What is known of the graph beside its summary."""
+        self.warnings: list[str] = []
+        """What a user should know beside what the result itself says."""
 
     def run(self) -> Run:
         """Return the result, if it is there; else run the stages, one after another."""
@@ -288,6 +295,7 @@ class Fit:
         growing = ExpandSpec(rows, seeds, params, thresholds, cache_nbytes)
         grown = expand(self.engine, folder, growing)
         smallest = smallest_final_size(np.array([n for n in grown["largest"] if n]), params)
+        self.smallest = smallest
         n_large = count_clusters(folder, seeds.n_ranges, smallest)
         self.plan.check_clusters(n_large)
         large = large_clusters(folder, seeds.n_ranges, smallest, n_large)
@@ -366,6 +374,7 @@ class Fit:
             "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "versions": _versions(),
             "stages": self.stages,
+            "warnings": [*self.warnings, *self._data_warnings(graph, published)],
         }
         job.data.source.confirm()
         job.result.write_json(SUMMARY, summary)
@@ -373,6 +382,15 @@ class Fit:
         run = Run(job.folder.url, job.id)
         clean(run, job.keep)
         return run
+
+    def _data_warnings(self, graph: Graph, published: Receipt) -> list[str]:
+        """Return what the data and the parameters give reason to warn of."""
+        job, options = self.job, self.job.options
+        scanned = Folder(graph.path).child(graph.summary["scan"]).read_json(MARKER) or {}
+        noise = published["n_noise"] / job.resolved.n_points
+        is_scaled = options.scale is not None or options.metric == "cosine"
+        facts = scanned | self.facts
+        return data_warnings(job.params, job.resolved, self.smallest, noise, facts, is_scaled)
 
 
 @functools.cache

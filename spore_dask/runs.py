@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 import zlib
 from typing import Any
 
@@ -20,6 +21,7 @@ from spore_dask.clusters import CLUSTER_TABLE, NOISE, Thresholds
 from spore_dask.errors import (
     BusyError,
     DamagedError,
+    DataWarning,
     DeniedError,
     InputError,
     SporeError,
@@ -145,6 +147,12 @@ class Run:
             f"<Run of {n_points} points: {self.n_clusters} clusters, "
             f"{noise / n_points:.1%} noise, at {self.path!r}>"
         )
+
+
+def warn_of(run: Run, stacklevel: int) -> None:
+    """Warn of what a user should know about a run."""
+    for text in run.summary.get("warnings", []):
+        warnings.warn(text, DataWarning, stacklevel=stacklevel + 1)
 
 
 def run_ids(folder: Folder) -> list[str]:

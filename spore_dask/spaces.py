@@ -111,8 +111,10 @@ def find_trials(
             drawn += draw(space, n_points, min(n_trials - 1, N_UNCAPPED), seed, fixed, cap=n_points)
         drawn += _ladder(n_points, seed, fixed)
     default = Params.from_keywords({"seed": seed, **fixed})
-    first = {trial.params: trial for trial in reversed([Trial(default, _weight(default)), *drawn])}
-    return list(reversed(first.values()))
+    first: dict[Params, Trial] = {}
+    for trial in [Trial(default, _weight(default)), *drawn]:
+        first.setdefault(trial.params, trial)
+    return list(first.values())
 
 
 def draw(
@@ -143,7 +145,9 @@ def draw(
         grid: Any = {name: list(values) for name, values in found.items()}
         n_draws = min(n_draws, len(ParameterGrid(grid)))
     trials = []
-    for values in ParameterSampler(found, n_iter=n_draws, random_state=check_random_state(seed)):
+    for values in ParameterSampler(
+        found, n_iter=n_draws, random_state=check_random_state(seed % 2**32)
+    ):
         if space is None and "min_cluster_size" in values:
             size = math.floor(min(n_points, cap) ** values["min_cluster_size"])
             values["min_cluster_size"] = max(1, size)

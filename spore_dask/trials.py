@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spore_dask import memory
-from spore_dask.clustering import GraphInMemory, cluster_rows
+from spore_dask.clustering import GraphInMemory, cluster_rows, grouped
 from spore_dask.clusters import NOISE, label_dtype
 from spore_dask.engine import Engine
 from spore_dask.fitting import Fit
@@ -32,7 +32,7 @@ from spore_dask.shards import Entries, GraphRows
 from spore_dask.store import Folder, Limits
 from spore_dask.tasks import Receipt, Work, run_work
 
-PLACES = "places"
+PLACES, ROWS = "places", "rows"
 LABELS = "labels"
 BLOCK_NBYTES = 1 << 20
 
@@ -45,7 +45,8 @@ class TrialSpec:
     """What trials are asked for."""
 
     folder: Folder
-    """Has `places`, the points whose labels are compared; gets `labels/`, one array a trial."""
+    """Gets `rows` and `places`, the input rows and points whose labels are compared, and `labels/`,
+    one array per trial."""
     job: Job
     """What all trials share; its data is where every process can open it."""
     graph: Graph
@@ -75,13 +76,19 @@ def run_trials(engine: Engine, spec: TrialSpec, rows: NDArray[np.int64]) -> list
     """
     spec.folder.sweep()
     if not spec.folder.exists(f"{PLACES}.npy"):
+        spec.folder.write_array(ROWS, rows)
         spec.folder.write_array(PLACES, find_points(spec.graph.graph_rows, rows))
-    numbers = range(len(spec.trials))
-    work = Work("trials", functools.partial(_try, spec), numbers, spec.needs_nbytes)
+    groups = grouped([params.resolve(spec.graph.n_points) for params in spec.trials])
+    work = Work("trials", functools.partial(_try_all, spec), groups, spec.needs_nbytes)
     try:
-        return run_work(engine, spec.folder, work)
+        receipts = run_work(engine, spec.folder, work)
     finally:
         engine.everywhere(let_go)
+    found = zip(groups, (receipt["trials"] for receipt in receipts), strict=True)
+    facts = {
+        number: fact for group, told in found for number, fact in zip(group, told, strict=True)
+    }
+    return [facts[number] for number in range(len(spec.trials))]
 
 
 def read_labels(folder: Folder, n_trials: int, n_rows: int) -> NDArray[np.int32]:
@@ -113,6 +120,11 @@ def find_points(graph: GraphRows, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return found
 
 
+def _try_all(spec: TrialSpec, numbers: list[int]) -> Receipt:
+    """Run the trials of one group."""
+    return {"trials": [_try(spec, number) for number in numbers]}
+
+
 def _try(spec: TrialSpec, number: int) -> Receipt:
     """Run one trial, and write the labels that are compared."""
     started = time.perf_counter()
@@ -120,8 +132,11 @@ def _try(spec: TrialSpec, number: int) -> Receipt:
     cluster = _cluster_in_memory if spec.fits_in_memory else _cluster_out_of_core
     labels, n_clusters, noise = cluster(spec, number, places)
     spec.folder.child(LABELS).write_array(str(number), labels.astype(np.int32))
-    seconds = time.perf_counter() - started
-    return {"n_clusters": n_clusters, "noise": noise, "seconds": seconds}
+    facts = {"n_clusters": n_clusters, "noise": noise}
+    if number == 0 and spec.fits_in_memory:
+        ke = spec.trials[0].resolve(spec.graph.n_points).expansion_neighbors
+        facts["n_pieces"] = _read_graph(spec.graph).n_pieces(ke)
+    return facts | {"seconds": time.perf_counter() - started}
 
 
 def _cluster_in_memory(

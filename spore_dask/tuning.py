@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,7 +40,16 @@ from spore_dask.jobs import Job, find_job, place_of_run
 from spore_dask.opening import find_done, opened
 from spore_dask.params import count, one_of
 from spore_dask.plan import FitPlan, as_memory_limit
-from spore_dask.runs import CHOICE, RESULT, SUMMARY, Run, keep_at_most, point_to, remove_stages
+from spore_dask.runs import (
+    CHOICE,
+    RESULT,
+    SUMMARY,
+    Run,
+    keep_at_most,
+    point_to,
+    remove_stages,
+    warn_of,
+)
 from spore_dask.runs import POINTER as RUN_POINTER
 from spore_dask.spaces import Trial
 from spore_dask.store import Folder, hash_of, remove_stage
@@ -168,12 +176,7 @@ cache_limit, client, n_workers, progress, keep
             ) as opening:
                 found = search.run(*opening, resume)
         keep_place(found.run)
-    if found.summary["degenerate"]:
-        warnings.warn(
-            f"None of the {len(found.trials)} trials has two clusters and at most half noise: the "
-            "one with the least noise was kept; give another space, or check the data's scale.",
-            stacklevel=2,
-        )
+    warn_of(found.run, stacklevel=2)
     return found
 
 
@@ -279,9 +282,10 @@ class Search:
         job = self.job
         graph = job.graph and (job.graph.path, job.graph.name)
         asked = dataclasses.asdict(job.data.source), dataclasses.asdict(job.options), graph
-        trials = [dataclasses.asdict(trial.params) for trial in job.trials]
+        voters = [trial for some in self.compared.voters for trial in some]
+        params = [dataclasses.asdict(trial.params) for trial in (*job.trials, *voters)]
         return job.folder.child(
-            "tuning-" + hash_of(FORMAT, *asked, trials, len(self.compared.rows))
+            "tuning-" + hash_of(FORMAT, *asked, params, len(job.trials), len(self.compared.rows))
         )
 
     @property
@@ -349,6 +353,8 @@ class Search:
         self._write(job, chosen, aris)
         final = Fit(builder.engine, job, plan, resume)
         final.stages |= builder.stages
+        final.facts = {"n_pieces": facts[0].get("n_pieces", 0)}
+        final.warnings = list(chosen.warnings)
         final.run()
         return self._tuning()
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from spore_dask.clustering import GraphInMemory
+from spore_dask.clustering import GraphInMemory, grouped
 from spore_dask.engine import Engine
 from spore_dask.params import Params
 from spore_dask.points import CACHE, Points
@@ -106,4 +106,8 @@ def voter_labels(points: NDArray[np.floating], voters: Sequence[Params]) -> NDAr
     resolved = [params.resolve(len(points)) for params in voters]
     rows = neighbor_rows(points, max(params.k for params in resolved))
     graph = GraphInMemory(rows.neighbors, rows.distances, points)
-    return np.stack([graph.cluster(params).labels for params in resolved])
+    labels = np.empty((len(resolved), len(points)), np.int32)
+    for group in grouped(resolved):
+        for number in group:
+            labels[number] = graph.cluster(resolved[number]).labels
+    return labels

@@ -22,6 +22,7 @@ from spore_dask.cli.running import TIME_FORMAT
 from spore_dask.formats.matrix import listed
 from spore_dask.progress import Bar, Consumer, Event, duration, ignore
 from spore_dask.store import open_zarr
+from spore_dask.telling import choice_sentence, one_pass, words_of
 
 if TYPE_CHECKING:  # imported when a command needs them
     from spore_dask.estimates import Estimate
@@ -129,11 +130,28 @@ def run_answer(run: Run, seconds: float | None = None) -> Answer:
         f"{_neighbors(summary)} and at most {_peak(summary)} a process.",
         f"Found {run.n_clusters:,} clusters: {skeleton:.1%} of the points in their skeletons, "
         f"{max(0.0, 1 - skeleton - noise):.1%} reassigned, {noise:.1%} noise.",
+        *choice_lines(run.choice),
         *_largest(run),
         f"Labels: {run.result.url}/labels (Zarr)",
     ]
     document = {"path": run.path, "id": run.id, "labels": f"{run.result.url}/labels", **summary}
-    return Answer(document, lines)
+    return Answer({**document, "choice": run.choice}, lines)
+
+
+def choice_lines(choice: dict[str, Any] | None) -> list[str]:
+    """Say which parameters were chosen, and how to repeat or change the choice."""
+    if choice is None:
+        return []
+    lines = [choice_sentence(choice), f"The same in one pass: fit(source, {one_pass(choice)})"]
+    if len(choice["levels"]) > 1:
+        lines += ["", "Levels, from coarse to fine:", "  clusters   noise  largest  agreement"]
+        for level in choice["levels"]:
+            mark = "  <- taken" if level["trial"] == choice["trial"] else ""
+            lines.append(
+                f"  {level['n_clusters']:8,} {level['noise']:7.1%} {level['largest']:8.1%} "
+                f"{level['score']:10.2f}{mark}"
+            )
+    return lines
 
 
 def _neighbors(summary: dict[str, Any]) -> str:
@@ -198,11 +216,9 @@ def tuning_answer(tuning: Any, seconds: float) -> Answer:
     lines = [
         f"Compared {len(table)} configurations in {duration(seconds)}; the best of them:",
         *_best_trials(table),
-        f"Chosen: {_words(tuning.best_params)}",
-        "",
         *found.lines,
     ]
-    document = {"best_params": tuning.best_params, "trials": table, "curve": _records(tuning.curve)}
+    document = {"best_params": tuning.best_params, "trials": table}
     return Answer({**document, "run": found.document}, lines)
 
 
@@ -211,27 +227,21 @@ def _records(table: Any) -> list[dict[str, Any]]:
     return [dict(zip(table.dtype.names, row, strict=True)) for row in table.tolist()]
 
 
-def _words(params: dict[str, Any]) -> str:
-    """Name parameters that were chosen."""
-    given = [(name, value) for name, value in params.items() if _is_set(value)]
-    texts = [f"{name}={round(v, 4) if isinstance(v, float) else v}" for name, v in given]
-    return ", ".join(texts) or "the defaults"
-
-
 def _is_set(value: Any) -> bool:
     return value is not None and value == value  # NaN stands for none in a table
 
 
 def _best_trials(table: list[dict[str, Any]]) -> list[str]:
     """Return the trials with the highest scores, and what they gave."""
-    score = "ari" if any(_is_set(one["ari"]) for one in table) else "agreement"
-    facts = ("n_clusters", "noise", "agreement", "ari", "seconds")
+    score = "ari" if any(_is_set(one["ari"]) for one in table) else "score"
+    facts = ("trial", "n_clusters", "noise", "score", "ari", "seconds")
     best = sorted(
         (one for one in table if _is_set(one[score])), key=lambda one: one[score], reverse=True
     )
     lines = [f"  {score:>9} clusters  noise  parameters"]
     for one in best[:MOST_TRIALS]:
-        params = _words({name: value for name, value in one.items() if name not in facts})
+        words = words_of({name: value for name, value in one.items() if name not in facts})
+        params = ", ".join(words) or "the defaults"
         row = f"  {one[score]:9.3f} {one['n_clusters']:8,} {one['noise']:6.1%}  {params}"
         lines.append(row)
     return lines

@@ -22,6 +22,7 @@ from spore_dask.reporting.facts import (
     stage_bars,
 )
 from spore_dask.reporting.figures import draw_points, draw_reach, draw_sizes, figure_items
+from spore_dask.reporting.levels import levels
 from spore_dask.reporting.maps import Map, draw_map
 from spore_dask.reporting.page import render
 from spore_dask.reporting.recipes import command_line, parameters, python_call, thresholds, versions
@@ -37,6 +38,7 @@ from spore_dask.reporting.sentences import (
 )
 from spore_dask.runs import Run, as_run
 from spore_dask.store import Folder, address
+from spore_dask.telling import choice_sentence
 
 __all__ = ["report"]
 
@@ -109,6 +111,8 @@ def _page(run: Run) -> str:
         finished=finished_text(run),
         facts=facts,
         removed=removed_text(run),
+        choice=choice_sentence(run.choice) if run.choice else "",
+        levels=levels(run),
         drawn=drawn,
         no_map=no_map,
         map_note="" if drawn is None else map_text(drawn, run),

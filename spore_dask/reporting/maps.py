@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from spore_dask.clusters import NOISE
 from spore_dask.reporting.colors import NOISE_RGB, PALETTE_RGB, spread_colors
 from spore_dask.reporting.samples import (
+    Missing,
     Reader,
     SourceRows,
     find_coordinates,
@@ -22,11 +23,15 @@ from spore_dask.reporting.samples import (
     thin,
 )
 from spore_dask.runs import Run
+from spore_dask.store import Limits
+from spore_dask.trials import LABELS, ROWS
 
 N_DOTS = 20_000
 """Points that are drawn one by one, at most; beyond, all drawn rows make a picture."""
 WIDTH, HEIGHT = 1280, 800
 """Pixels of the picture."""
+LEVEL_WIDTH, LEVEL_HEIGHT = 480, 300
+"""Pixels of the picture of a level."""
 FAINTEST = 0.5
 """Opacity of a pixel with one point."""
 N_SPREAD = 300_000
@@ -93,6 +98,34 @@ def draw_map(run: Run) -> Map:
         n_outside=int((~inside).sum()),
         remark=_remark(reader),
     )
+
+
+def draw_levels(run: Run) -> list[bytes]:
+    """Return a small PNG of each level of a run whose parameters were chosen.
+
+    Rows are those that were compared. Raises `Missing` if their coordinates or labels are gone.
+    """
+    choice = run.choice or {"levels": []}
+    folder = run.folder.child(choice.get("tuning", ""))
+    if not choice["levels"] or not folder.exists(f"{ROWS}.npy"):
+        raise Missing("the labels that were compared are gone")
+    limits = Limits(0, run.summary["n_points"])
+    rows = folder.read_array(ROWS, shape=(None,), dtype=np.int64, limits=limits)
+    reader = find_coordinates(run)
+    xy, _ = _project(reader, rows)
+    view = _view(xy)
+    inside = _inside(xy, view)
+    found = []
+    for level in choice["levels"]:
+        name, size = str(level["trial"]), (len(rows),)
+        labels = folder.child(LABELS).read_array(name, shape=size, dtype=np.int32)
+        _, numbers, sizes = np.unique(labels[labels >= 0], return_inverse=True, return_counts=True)
+        labels[labels >= 0] = numbers
+        colors = spread_colors(_centers(xy, labels, len(sizes), view), sizes)
+        found.append(
+            _picture(xy[inside], labels[inside], colors, view, (LEVEL_WIDTH, LEVEL_HEIGHT))
+        )
+    return found
 
 
 def _remark(reader: Reader) -> str:
@@ -186,20 +219,22 @@ def _picture(
     labels: NDArray[np.int32],
     colors: NDArray[np.uint8],
     view: tuple[float, float, float, float],
+    size: tuple[int, int] = (WIDTH, HEIGHT),
 ) -> bytes:
     """Return a PNG: each pixel in the colour of most of its points, the more the denser."""
     left, right, bottom, top = view
-    column = ((xy[:, 0] - left) / (right - left) * WIDTH).astype(np.int64)
-    row = ((top - xy[:, 1]) / (top - bottom) * HEIGHT).astype(np.int64)
-    pixel = np.clip(row, 0, HEIGHT - 1) * WIDTH + np.clip(column, 0, WIDTH - 1)
+    width, height = size
+    column = ((xy[:, 0] - left) / (right - left) * width).astype(np.int64)
+    row = ((top - xy[:, 1]) / (top - bottom) * height).astype(np.int64)
+    pixel = np.clip(row, 0, height - 1) * width + np.clip(column, 0, width - 1)
     pixels, most, totals = _most_frequent(pixel, labels, len(colors))
     palette = np.vstack([PALETTE_RGB[colors], NOISE_RGB])  # label -1 is the last
     brightest = np.log1p(np.quantile(totals, 0.995)) if len(totals) else 1.0
     opacity = FAINTEST + (1 - FAINTEST) * np.minimum(1, np.log1p(totals) / brightest)
-    image = np.zeros((HEIGHT * WIDTH, 4), np.uint8)
+    image = np.zeros((height * width, 4), np.uint8)
     image[pixels, :3] = palette[most]
     image[pixels, 3] = np.rint(255 * opacity)
-    square = image.reshape(HEIGHT, WIDTH, 4)
+    square = image.reshape(height, width, 4)
     return _png(_spread(square) if len(xy) <= N_SPREAD else square)
 
 

@@ -132,9 +132,11 @@ def command_line(run: Run) -> str:
 
 
 def _given(run: Run) -> dict[str, Any]:
-    """Return what was given that is not the default, and an earlier graph."""
+    """Return what leads to the same labels in one pass: parameters, and an earlier graph."""
     usual = defaults()
-    given = {name: value for name, value in asked(run).items() if usual.get(name) != value}
+    given = {"params": "paper"} | {
+        name: value for name, value in asked(run).items() if usual.get(name) != value
+    }
     path, _ = run.summary["graph"]
     is_given = path is not None or run.summary.get("graph_given", False)
     return given | ({"graph": path or run.path} if is_given else {})

@@ -32,6 +32,8 @@ from spore_dask.partitions import sample_rows
 from spore_dask.store import FINITE, Folder, Source, broken_form, checksum_of
 from spore_dask.tasks import MARKER, Receipt, Work, run_stage, run_work
 
+N_LOOKED_AT = 10_000
+"""Rows of the sample that columns and copies are judged by, at most."""
 SUSPICIOUS_NBYTES = 1 << 14
 """Chunks from this size on are rarely all zeros."""
 
@@ -127,10 +129,11 @@ def _build(engine: Engine, spec: ScanSpec, folder: Folder) -> Receipt:
         drawn = [samples.read_array(str(r["first"])) for r in receipts if r["n_drawn"]]
         folder.write_array("sample", np.concatenate(drawn))
     folder.remove("samples")
+    sample = folder.read_array("sample", shape=(None, spec.source.shape[1]), limits=FINITE)
     checksum = zlib.crc32(" ".join(map(str, checksums)).encode())
     facts = {"checksum": f"{checksum:08x}", "checksums": checksums}
     spec.source.confirm()
-    return {"transform": transform.to_json(), **facts}
+    return {"transform": transform.to_json(), **facts, **sample_facts(sample)}
 
 
 def _warn_of_missing(source: Source) -> None:
@@ -162,6 +165,32 @@ def _learn(
     if spec.scale is None and spec.metric == "euclidean":
         check_extent(columns.low, columns.high, transform.dtype)
     return transform
+
+
+def sample_facts(sample: NDArray[Any]) -> Receipt:
+    """Return what a sample of the rows says of the whole.
+
+    `widest` and `narrowest` are the columns with the largest and the smallest deviation that is not
+    0, `spread` the ratio of the two, and `copies` the share of the rows that equal another.
+    """
+    sample = sample[:: -(-len(sample) // N_LOOKED_AT)]
+    deviations = sample.std(axis=0, dtype=np.float64)
+    varied = np.flatnonzero(deviations > 0)
+    facts: Receipt = {"copies": _share_of_copies(sample)}
+    if not len(varied):
+        return facts
+    widest = int(varied[np.argmax(deviations[varied])])
+    narrowest = int(varied[np.argmin(deviations[varied])])
+    spread = float(deviations[widest] / deviations[narrowest])
+    return facts | {"widest": widest, "narrowest": narrowest, "spread": spread}
+
+
+def _share_of_copies(sample: NDArray[Any]) -> float:
+    """Return the share of the rows that equal another."""
+    rows = np.ascontiguousarray(sample + 0)  # -0.0 equals 0.0
+    keys = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1])))[:, 0]
+    counts = np.unique(keys, return_counts=True)[1]
+    return float(counts[counts > 1].sum() / len(rows))
 
 
 def _measure(spec: ScanSpec, folder: Folder, rows: tuple[int, int]) -> Receipt:
