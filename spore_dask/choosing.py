@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from spore_dask.errors import InputError
-from spore_dask.kernels.overlaps import overlap
+from spore_dask.kernels.overlaps import expected, overlap
 
 Floats = NDArray[np.float64]
 
@@ -32,6 +32,7 @@ LARGE_SHARE = 0.9
 SAMPLE_ROWS, SAMPLE_SIZE = 5000, 25
 """It has large clusters if this share of its rows is in clusters of which a sample of as many rows
 still has as many."""
+ROUNDING = 1e-12
 N_LEVELS = 4
 LEVEL_SCORE = 0.5
 """A level scores at least this share of the highest score."""
@@ -88,6 +89,8 @@ class Clustering(NamedTuple):
     numbers: NDArray[np.int64]
     """(n,): clusters 0, 1, ...; -1 is noise."""
     sizes: NDArray[np.int64]
+    ordered: NDArray[np.int64]
+    """The same, ascending."""
     members: NDArray[np.int64]
     """Rows that are not noise, cluster after cluster."""
     starts: NDArray[np.int64]
@@ -301,32 +304,14 @@ def _prepared(row: NDArray[np.integer]) -> Clustering:
     members = np.argsort(numbers, kind="stable")[n_noise:]
     numbers = np.maximum(numbers - (len(found) - len(sizes)), -1)
     starts = np.concatenate([[0], np.cumsum(sizes)])
-    return Clustering(numbers, sizes.astype(np.int64), members, starts.astype(np.int64))
+    return Clustering(numbers, sizes, np.sort(sizes), members, starts)
 
 
 def _alike(first: Clustering, second: Clustering) -> float:
     """Return the similarity of two clusterings."""
     n_rows = len(first.numbers)
-    total: float = overlap(first.members, first.starts, second.numbers, second.sizes)
-    found = total / n_rows
-    expected = expected_overlap(first.sizes, second.sizes, n_rows)
-    if expected >= 1:
+    found: float = overlap(first.members, first.starts, second.numbers, second.sizes)
+    by_chance: float = expected(first.ordered, second.ordered, n_rows)
+    if by_chance >= n_rows * (1 - ROUNDING):
         return 0.0
-    return min(max((found - expected) / (1 - expected), 0.0), 1.0)
-
-
-def expected_overlap(first: NDArray[np.int64], second: NDArray[np.int64], n_rows: int) -> float:
-    """Return what S is on average when the rows of one of two clusterings are shuffled.
-
-    `first` and `second` are the sizes of their clusters. What two clusters have in common is
-    hypergeometric, so a pair adds `a*b/n * (1 + (a-1)*(b-1)/(n-1)) / max(a, b)`. Sorted sizes and
-    running sums make that O(k log k): of the larger and the smaller, only min(a, b) is a factor.
-    """
-    total = 0.0
-    for large, small, is_second in ((first, second, False), (second, first, True)):
-        ordered = np.sort(small)
-        ends = np.searchsorted(ordered, large, "left" if is_second else "right")
-        sums = np.concatenate([[0], np.cumsum(ordered)])
-        squares = np.concatenate([[0], np.cumsum(ordered * (ordered - 1))])
-        total += float(sums[ends].sum() + ((large - 1) / max(n_rows - 1, 1)) @ squares[ends])
-    return total / n_rows / n_rows
+    return min(max((found - by_chance) / (n_rows - by_chance), 0.0), 1.0)

@@ -347,13 +347,14 @@ class Search:
         params = tuple(trial.params for trial in self.job.trials)
         spec = TrialSpec(self.folder, job, graph, params, plan)
         facts = run_trials(builder.engine, spec, self.compared.rows)
+        n_pieces = facts[0].pop("n_pieces", 0)
         labels = read_labels(self.folder, len(facts), len(self.compared.rows))
         chosen, aris = self._choose(builder.engine, spec, labels, facts)
         job = dataclasses.replace(job, params=params[chosen.best])
         self._write(job, chosen, aris)
         final = Fit(builder.engine, job, plan, resume)
         final.stages |= builder.stages
-        final.facts = {"n_pieces": facts[0].get("n_pieces", 0)}
+        final.facts = {"n_pieces": n_pieces}
         final.warnings = list(chosen.warnings)
         final.run()
         return self._tuning()
