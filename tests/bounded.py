@@ -21,13 +21,11 @@ from hypothesis import strategies as st
 
 import spore_dask.kernels
 from spore_dask import (
-    SPORE,
     Graph,
     SporeError,
     build_graph,
     cluster_graph,
     export_labels,
-    fit,
     open_run,
     predict,
     report,
@@ -43,6 +41,7 @@ from spore_dask.points import CACHE
 from spore_dask.shards import ARRAYS, Longer
 from spore_dask.store import Folder
 from spore_dask.store.rows import RowArray
+from tests.paper import SPORE, fit
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 HERE = {"n_workers": 0}

@@ -21,8 +21,9 @@ import zarr
 from click.testing import CliRunner
 
 from pipelines.jobs.commands import commands
-from spore_dask import checkpoints, clean, export_labels, fit, import_data, pilot, predict, tune
+from spore_dask import checkpoints, clean, export_labels, import_data, pilot, predict, tune
 from spore_dask.stages import expand
+from tests.paper import fit
 from tests.test_ownership import LIKE_OURS
 
 CHANGING = {
@@ -62,7 +63,7 @@ def prepare(base, case):
         "labels.csv": "labels of old",
         "labels.npy": "labels of old",
         "labels.parquet": "labels of old",
-        "job.yaml": json.dumps({**job, "parameters": SMALL}),
+        "job.yaml": json.dumps({**job, "parameters": {**SMALL, "params": "paper"}}),
         **{f"out/{name}": '"mine"' for name in LIKE_OURS},
     }
     for name, text in files.items():
@@ -84,7 +85,7 @@ def _predict(base, case):
 
 
 def _tune(base, case):
-    tune(base / "x.zarr", case / "out", n_trials=5, **SMALL)
+    tune(base / "x.zarr", case / "out", space={"z_percentile": [20, 40, 60, 80]}, **SMALL)
 
 
 def _refresh(day, base, case):

@@ -521,39 +521,110 @@ def cluster(
 # The choice among trials
 
 
-def adjusted_rand(first: np.ndarray, second: np.ndarray) -> float:
-    """Return the adjusted Rand index, from every pair of rows."""
-    counts = Counter(
-        (bool(first[i] == first[j]), bool(second[i] == second[j]))
-        for i in range(len(first))
-        for j in range(i)
-    )
-    both, only_first = counts[True, True], counts[True, False]
-    only_second, neither = counts[False, True], counts[False, False]
-    if only_first == only_second == 0:
-        return 1.0
-    top = 2 * (both * neither - only_first * only_second)
-    return top / (
-        (both + only_first) * (only_first + neither)
-        + (both + only_second) * (only_second + neither)
-    )
+def overlap(first: np.ndarray, second: np.ndarray) -> Fraction:
+    """Return S: what the clusters of two results have in common; noise adds nothing."""
+    total = Fraction(0)
+    for a in clusters_of(first):
+        for b in clusters_of(second):
+            total += Fraction(len(a & b) ** 2, max(len(a), len(b)))
+    return total / len(first)
 
 
-def scores(labels: np.ndarray, retention: list[float], n_trials: int) -> list[float]:
-    """Return the weighted mean agreement of each trial with all other results, voters among them.
+def clusters_of(labels: np.ndarray) -> list[set[int]]:
+    """Return the rows of each cluster."""
+    return [
+        {row for row, other in enumerate(labels.tolist()) if other == label}
+        for label in sorted(set(labels.tolist()) - {-1})
+    ]
 
-    Where all that a trial could be compared with weigh nothing, all weigh the same.
+
+def expected_overlap(first: list[int], second: list[int], n: int) -> Fraction:
+    """Return E: the mean of S over all shuffles, from the sizes of the clusters."""
+    total = Fraction(0)
+    for a in first:
+        for b in second:
+            both = Fraction(a * b, n)
+            square = both * (1 + Fraction((a - 1) * (b - 1), max(n - 1, 1)))
+            total += square / max(a, b)
+    return total / n
+
+
+def similarity(first: np.ndarray, second: np.ndarray) -> float:
+    """Return how alike two results are, adjusted for chance."""
+    sizes = [[len(cluster) for cluster in clusters_of(labels)] for labels in (first, second)]
+    expected = expected_overlap(*sizes, len(first))
+    if expected >= 1:
+        return 0.0
+    return float(min(max((overlap(first, second) - expected) / (1 - expected), 0), 1))
+
+
+def scores(
+    labels: np.ndarray, weights: list[float], votes: list[tuple[list[int], np.ndarray, list[float]]]
+) -> list[float]:
+    """Return the weighted mean of the similarity of each trial to all others, to the power 1.5.
+
+    Where fewer than two trials weigh anything, all weigh the same. `votes` has the rows, labels and
+    weights of further results.
     """
-    weights = [1 - rate for rate in retention]
-    if len(weights) > 1 and any(sum(weights) - weights[i] <= 0 for i in range(n_trials)):
+    if sum(weight > 0 for weight in weights) < 2:
         weights = [1.0] * len(weights)
     found = []
-    for i in range(n_trials):
-        others = [j for j in range(len(labels)) if j != i]
-        votes = [weights[j] * max(adjusted_rand(labels[i], labels[j]), 0) ** 1.5 for j in others]
-        total = sum(weights[j] for j in others)
-        found.append(sum(votes) / total if total else 0.0)
+    for i, one in enumerate(labels):
+        others = [(weights[j], similarity(one, labels[j])) for j in range(len(labels)) if j != i]
+        for rows, results, counts in votes:
+            others += [
+                (count, similarity(one[rows], result))
+                for count, result in zip(counts, results, strict=True)
+            ]
+        total = sum(weight for weight, _ in others)
+        found.append(sum(weight * alike**1.5 for weight, alike in others) / total if total else 0.0)
     return found
+
+
+def is_degenerate(labels: np.ndarray) -> bool:
+    """Tell whether a result has fewer than two clusters or more than half noise."""
+    clusters = clusters_of(labels)
+    return len(clusters) < 2 or sum(map(len, clusters)) < len(labels) / 2
+
+
+def entropy(sizes: list[int]) -> float:
+    """Return the entropy of cluster sizes."""
+    return -sum(size / sum(sizes) * math.log(size / sum(sizes)) for size in sizes)
+
+
+def levels(labels: np.ndarray, scores: list[float]) -> list[int]:
+    """Return the best trial of each quarter of the entropies of good trials, from coarse to fine.
+
+    Good ones score at least half of the highest score.
+    """
+    good = [i for i, score in enumerate(scores) if score >= max(scores) / 2]
+    fineness = {i: entropy([len(cluster) for cluster in clusters_of(labels[i])]) for i in good}
+    low, high = min(fineness.values()), max(fineness.values())
+    quarters: dict[int, list[int]] = {}
+    for i in good:
+        place = 4 * (fineness[i] - low) / (high - low) if high > low else 0.0
+        quarters.setdefault(min(int(place), 3), []).append(i)
+    return [max(quarters[number], key=lambda i: scores[i]) for number in sorted(quarters)]
+
+
+def best(labels: np.ndarray, scores: list[float]) -> int:
+    """Return the trial with the highest score.
+
+    It is the best level without a giant instead where that score is below 0.25, and its trial has a
+    giant: more than 0.4 of the rows in one of 11 effective clusters or more.
+    """
+    first = max(range(len(labels)), key=lambda i: scores[i])
+    sizes = sorted(len(cluster) for cluster in clusters_of(labels[first]))
+    if not sizes or sizes[-1] <= 0.4 * len(labels[first]) or scores[first] >= 0.25:
+        return first
+    if math.exp(entropy(sizes[:-1])) < 10:
+        return first
+    without = [
+        i
+        for i in levels(labels, scores)
+        if max(map(len, clusters_of(labels[i])), default=0) <= 0.4 * len(labels[i])
+    ]
+    return max(without, key=lambda i: scores[i]) if without else first
 
 
 def block_checksums(content, piece_nbytes, block_nbytes):

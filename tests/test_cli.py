@@ -29,6 +29,7 @@ from spore_dask.engine import NoSchedulerError, TaskTooBigError, WorkerLostError
 from spore_dask.progress import Bar, Event
 from spore_dask.store import Folder
 from spore_dask.tracking import Tracker
+from tests import paper
 from tests.clusters import wait_until
 
 COMMAND = [sys.executable, "-c", "from spore_dask.cli import main; main()"]
@@ -71,6 +72,7 @@ NO_OPTIONS = {
     "export": {"run", "out", "progress"},
 }
 OWN = {"report", "id", "progress", "config", "json", "quiet", "debug"}
+FIT = ["fit", "--params", "paper"]
 
 
 def invoke(*args, **settings):
@@ -92,7 +94,7 @@ def data(tmp_path):
 
 @pytest.fixture
 def run(data):
-    return spore_dask.fit(data, n_workers=0)
+    return paper.fit(data, n_workers=0)
 
 
 # Names, defaults and help
@@ -168,7 +170,7 @@ def test_names_are_completed():
 
 
 def test_fit_tells_what_the_run_says(data):
-    result = invoke("fit", data, "--workers", 0, "--min-cluster-size", 9, "--progress", "none")
+    result = invoke(*FIT, data, "--workers", 0, "--min-cluster-size", 9, "--progress", "none")
     assert result.exit_code == 0, result.stderr
     run = spore_dask.open_run(data.with_suffix(".spore"))
     assert run.summary["params"]["min_cluster_size"] == 9
@@ -176,12 +178,12 @@ def test_fit_tells_what_the_run_says(data):
     assert f"Labels: {run.result.url}/labels" in result.stdout
     assert f"Report: {run.path}/report" in result.stdout
     assert result.stderr == ""
-    same = spore_dask.fit(data, min_cluster_size=9)
+    same = paper.fit(data, min_cluster_size=9)
     assert same.id == run.id
 
 
 def test_json_is_one_document_and_quiet_is_silence(data):
-    common = ["fit", data, "--workers", 0, "--no-report"]
+    common = [*FIT, data, "--workers", 0, "--no-report"]
     result = invoke(*common, "--json")
     document = json.loads(result.stdout)
     run = spore_dask.open_run(document["path"])
@@ -194,7 +196,7 @@ def test_json_is_one_document_and_quiet_is_silence(data):
 
 
 def test_progress_as_lines_of_json(data):
-    result = invoke("fit", data, "--workers", 0, "--no-report", "--json", "--progress", "json")
+    result = invoke(*FIT, data, "--workers", 0, "--no-report", "--json", "--progress", "json")
     events = [json.loads(line) for line in result.stderr.splitlines()]
     assert {"scan", "expand", "publish"} <= {event["stage"] for event in events}
     assert json.loads(result.stdout)["n_points"] == 600
@@ -205,7 +207,7 @@ def test_a_report_that_fails_is_only_a_warning(data, monkeypatch):
         raise RuntimeError("no ink")
 
     monkeypatch.setattr(spore_dask, "report", report, raising=False)
-    result = invoke("fit", data, "--workers", 0, "--progress", "none")
+    result = invoke(*FIT, data, "--workers", 0, "--progress", "none")
     assert result.exit_code == 0
     assert result.stderr == "spore-dask: warning: no report was written (no ink).\n"
 
@@ -216,7 +218,7 @@ def test_a_graph_and_a_fit_on_it(data, tmp_path):
     assert result.exit_code == 0, result.stderr
     assert "600 points with 60 neighbours" in result.stdout
     assert "exact, every row certified" in result.stdout
-    fitted = invoke("fit", data, "--graph", out, "--workers", 0, "--no-report", "--json")
+    fitted = invoke(*FIT, data, "--graph", out, "--workers", 0, "--no-report", "--json")
     assert json.loads(fitted.stdout)["graph"][0] == str(out)
 
 
@@ -254,7 +256,7 @@ def test_from_a_table_to_a_table(tmp_path):
     (tmp_path / "x.csv").write_text("\n".join(["name,a,b,c", *lines]))
     result = invoke("import", tmp_path / "x.csv", "--columns", "a,b", "--json")
     assert json.loads(result.stdout)["path"] == str(tmp_path / "x.zarr")
-    assert invoke("fit", tmp_path / "x.zarr", "--workers", 0, "--no-report").exit_code == 0
+    assert invoke(*FIT, tmp_path / "x.zarr", "--workers", 0, "--no-report").exit_code == 0
     run = spore_dask.open_run(tmp_path / "x.spore")
     call = ["export", run.path, tmp_path / "y.csv", "--ids", tmp_path / "x.csv"]
     result = invoke(*call, "--id-column", "name", "--provenance")
@@ -281,9 +283,12 @@ def test_demo_finds_what_it_generated():
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("c.yaml", "min-cluster-size: 9\nn_workers: 0\nresume: false\nscale: null\n"),
-        ("c.yml", "min_cluster_size: 9\nworkers: '0'\n"),
-        ("c.toml", "min-cluster-size = 9\nworkers = 0\n"),
+        (
+            "c.yaml",
+            "min-cluster-size: 9\nn_workers: 0\nresume: false\nparams: paper\n",
+        ),
+        ("c.yml", "min_cluster_size: 9\nworkers: '0'\nscale: null\nparams: paper\n"),
+        ("c.toml", "min-cluster-size = 9\nworkers = 0\nparams = 'paper'\n"),
     ],
 )
 def test_options_from_a_file(name, text, data, tmp_path):
@@ -298,7 +303,7 @@ def test_options_from_a_file(name, text, data, tmp_path):
 def test_the_source_from_a_file(data, tmp_path):
     config = tmp_path / "c.yaml"
     config.write_text(f"source: {data}\nout: {tmp_path / 'there'}\nworkers: 0\nreport: no\n")
-    assert invoke("fit", "--config", config).exit_code == 0
+    assert invoke(*FIT, "--config", config).exit_code == 0
     assert spore_dask.open_run(tmp_path / "there").n_clusters > 0
 
 
@@ -342,10 +347,11 @@ def test_from_trials_to_new_points(tmp_path):
     trials = ["--n-trials", "4", "--workers", "0"]
     said = invoke("tune", source, *trials)
     assert said.exit_code == 0, said.output
-    assert "agreement clusters  noise  parameters" in said.stdout
+    assert "score clusters  noise  parameters" in said.stdout
     found = strict(invoke("tune", source, *trials, "--json", "--no-report").stdout)
-    assert [one["retention_rate"] is None for one in found["trials"]] == [True] + [False] * 3
-    assert len(found["curve"]) == 4
+    rates = [one["retention_rate"] for one in found["trials"]]
+    assert [rate is None for rate in rates[:4]] == [True] + [False] * 3
+    assert rates[4:] == [None, 0.2] * 4
     assert Path(said.stdout.split("Report: ")[1].strip()).exists()
     by_labels = [
         strict(invoke("tune", source, *trials, "--json", "--y", tmp_path / name).stdout)
@@ -353,7 +359,7 @@ def test_from_trials_to_new_points(tmp_path):
     ]
     assert by_labels[0]["trials"] == by_labels[1]["trials"]
     assert max(one["ari"] for one in by_labels[0]["trials"]) > 0
-    auto = invoke("fit", source, "--params", "auto", *trials, "--json", "--no-report")
+    auto = invoke("fit", source, *trials, "--json", "--no-report")
     assert strict(auto.stdout)["id"] == found["run"]["id"]
     run = tmp_path / "x.spore"
     predicted = strict(invoke("predict", run, source, "--workers", "0", "--json").stdout)
@@ -446,14 +452,14 @@ def places(tmp_path_factory):
     write_points(place / "zero.zarr", row7=0)
     for name in ("done", "damaged", "changed"):
         write_points(place / f"{name}.zarr")
-        run = spore_dask.fit(place / f"{name}.zarr", n_workers=0)
+        run = paper.fit(place / f"{name}.zarr", n_workers=0)
         if name == "damaged":
             Path(run.result.url, "summary.json").write_text("{")
     write_points(place / "changed.zarr", row3=1)
     write_points(place / "wide.zarr", n_columns=3)
     np.save(place / "x.npy", np.ones((9, 2)))
     np.save(place / "y3.npy", np.arange(3))
-    broken = spore_dask.fit(write_points(place / "broken.zarr"), n_workers=0)
+    broken = paper.fit(write_points(place / "broken.zarr"), n_workers=0)
     Path(broken.result.url, "labels", "c", "0").write_bytes(b"no chunk")
     return place
 
@@ -645,7 +651,7 @@ def test_watch_follows_until_the_end(going_on, monkeypatch, run):
 def larger(tmp_path_factory):
     place = tmp_path_factory.mktemp("larger")
     source = write_points(place / "x.zarr", 30_000)
-    run = spore_dask.fit(source, place / "whole", n_workers=0)
+    run = paper.fit(source, place / "whole", n_workers=0)
     return source, np.asarray(run.labels[...])
 
 
@@ -673,7 +679,7 @@ def test_signals_stop_cleanly_and_the_same_command_goes_on(
     number, stage, n_workers, larger, tmp_path
 ):
     source, labels = larger
-    call = ["fit", str(source), str(tmp_path / "out"), f"--workers={n_workers}", "--no-report"]
+    call = [*FIT, str(source), str(tmp_path / "out"), f"--workers={n_workers}", "--no-report"]
     call += ["--progress", "json"]
     process = subprocess.Popen(
         [sys.executable, "-c", STOPPING, stage, *call],
@@ -703,7 +709,7 @@ def test_signals_stop_cleanly_and_the_same_command_goes_on(
 
 
 def test_no_reader_is_no_reason_to_stop(data):
-    call = [*COMMAND, "fit", str(data), "--workers=0", "--no-report", "--progress=log"]
+    call = [*COMMAND, *FIT, str(data), "--workers=0", "--no-report", "--progress=log"]
     reader, writer = os.pipe()
     os.close(reader)
     try:

@@ -41,6 +41,19 @@ def test_cluster_graph_uses_the_first_columns(points, config, extra):
     assert labels.dtype == np.int32
 
 
+@given(points=point_sets(), several=st.lists(configs(), min_size=1, max_size=4), data=st.data())
+def test_one_graph_for_several_configurations(points, several, data):
+    order = data.draw(st.lists(st.sampled_from(range(len(several))), min_size=1, max_size=6))
+    resolved = [Params(**config).resolve(len(points)) for config in several]
+    neighbors, distances = naive.neighbor_rows(points, max(params.k for params in resolved))
+    graph = module.GraphInMemory(neighbors, distances, points)
+    for number in order:
+        width = resolved[number].k + 1
+        rows = neighbors[:, :width], distances[:, :width]
+        expected = naive.cluster_graph(*rows, points, **several[number])
+        np.testing.assert_array_equal(graph.cluster(resolved[number]).labels, expected)
+
+
 @given(points=point_sets(), data=st.data())
 def test_order_and_thresholds_equal_the_oracle(points, data):
     config = data.draw(configs())

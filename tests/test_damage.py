@@ -22,7 +22,6 @@ from spore_dask import (
     build_graph,
     clean,
     export_labels,
-    fit,
     open_run,
     predict,
     report,
@@ -33,6 +32,7 @@ from spore_dask.kernels.checks import block_checksums
 from spore_dask.store import Folder, RowFiles
 from spore_dask.tracking import read_records
 from tests import naive
+from tests.paper import fit
 
 N_POINTS = 3000
 OPTIONS = {"n_workers": 0, "n_partitions": 3, "keep": "all"}
@@ -334,7 +334,7 @@ def test_a_damaged_prediction_is_made_anew(source, tmp_path):
 def test_a_damaged_choice_is_made_anew(source, tmp_path):
     options = {"n_trials": 3, "n_workers": 0}
     first = tune(source, tmp_path / "out", **options)
-    flip(next((tmp_path / "out").glob("tuning-*/chosen.json")))
+    flip(next((tmp_path / "out").glob("tuning-*/chosen-*.json")))
     with pytest.raises(DamagedError, match=r"'tuning-.*' is removed; call again"):
         tune(source, tmp_path / "out", **options)
     assert tune(source, tmp_path / "out", **options).best_params == first.best_params

@@ -40,7 +40,7 @@ def watch(event):
             here = (os.path.getsize(os.path.join(folder, name)) for name in files)
             sizes[stage] = sizes.get(stage, 0) + sum(here)
         most[event.stage] = sizes
-run = fit(sys.argv[1], sys.argv[2], n_workers=1, keep="all", progress=watch)
+run = fit(sys.argv[1], sys.argv[2], params="paper", n_workers=1, keep="all", progress=watch)
 print(json.dumps({"stages": run.summary["stages"], "on_disk": most}))
 """
 

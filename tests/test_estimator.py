@@ -12,14 +12,15 @@ from sklearn.base import clone
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import spore_dask
-from spore_dask import SPORE, InputError, ParameterError
+from spore_dask import InputError, ParameterError
 from spore_dask.datasets import blobs_and_shapes
 from tests import naive
+from tests.paper import SPORE
 from tests.strategies import configs, point_sets
 
 
 @pytest.mark.filterwarnings("ignore:.*SCIPY_ARRAY_API")
-@parametrize_with_checks([SPORE(), SPORE(knn="exact", scale="standard")])
+@parametrize_with_checks([spore_dask.SPORE(), SPORE(knn="exact", scale="standard")])
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
@@ -155,8 +156,10 @@ def test_parameters_are_checked_before_the_data_is_read():
 
 
 def test_the_docstring_lists_the_parameters():
-    documented = re.findall(r"^    (\w+) : ", SPORE.__doc__.split("Attributes")[0], re.MULTILINE)
-    assert documented == list(inspect.signature(SPORE).parameters)
+    documented = re.findall(
+        r"^    (\w+) : ", spore_dask.SPORE.__doc__.split("Attributes")[0], re.MULTILINE
+    )
+    assert documented == list(inspect.signature(spore_dask.SPORE).parameters)
 
 
 def test_clone_keeps_parameters():
@@ -185,9 +188,9 @@ def test_sources_and_options_of_fit(tmp_path):
 
 def test_every_option_of_fit_is_one_of_the_estimator():
     options = dict(inspect.signature(spore_dask.fit).parameters)
-    for name in ("source", "params", "n_trials", "given"):
+    for name in ("source", "given"):
         del options[name]
-    known = SPORE().get_params()
+    known = spore_dask.SPORE().get_params()
     assert {name: option.default for name, option in options.items()} == {
         name: known[name] for name in options
     }

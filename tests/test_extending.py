@@ -8,16 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spore_dask import (
-    Graph,
-    Params,
-    approximate,
-    fit,
-    fitting,
-    memory,
-    probing,
-    verify,
-)
+from spore_dask import Graph, Params, approximate, fitting, memory, probing, verify
 from spore_dask.clustering import cluster_rows
 from spore_dask.engine import open_engine
 from spore_dask.extending import Extension, extend_points, neighbors_of, some_points
@@ -32,6 +23,7 @@ from spore_dask.stages.fragments import FragmentSpec, gather_fragments
 from spore_dask.store import Folder
 from spore_dask.truths import Truth
 from tests import naive
+from tests.paper import fit
 from tests.strategies import point_sets
 from tests.test_fit import assert_labels, labels_of, write_zarr
 from tests.test_fragments import (

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 import spore_dask
 from spore_dask import (
-    SPORE,
     DamagedError,
     Graph,
     InputError,
@@ -30,7 +29,6 @@ from spore_dask import (
     build_graph,
     clean,
     cluster_graph,
-    fit,
     fitting,
     open_run,
     verify,
@@ -39,6 +37,7 @@ from spore_dask.datasets import blobs_and_shapes
 from spore_dask.search import neighbor_rows
 from spore_dask.store import Folder
 from tests import naive
+from tests.paper import SPORE, fit
 from tests.strategies import configs, point_sets
 
 CONFIGS = [
@@ -713,7 +712,7 @@ def test_peak_memory_is_within_the_projection(tmp_path):
     source = write_zarr(tmp_path / "x.zarr", x, 100_000)
     code = (
         "import sys, json; from spore_dask import fit, fitting\n"
-        "run = fit(sys.argv[1], n_workers=1, memory_limit='600MiB')\n"
+        "run = fit(sys.argv[1], params='paper', n_workers=1, memory_limit='600MiB')\n"
         "print(json.dumps(run.summary['peak_nbytes']))"
     )
     done = subprocess.run([sys.executable, "-c", code, source], check=True, capture_output=True)

@@ -19,7 +19,6 @@ from spore_dask import (
     build_graph,
     cluster_graph,
     exact,
-    fit,
     fitting,
     memory,
     shards,
@@ -43,6 +42,7 @@ from spore_dask.shards import new_entries
 from spore_dask.stages.fragments import FragmentSpec, gather_fragments
 from spore_dask.store import Folder
 from tests import naive
+from tests.paper import fit
 from tests.strategies import point_sets
 from tests.test_graph import crowd
 

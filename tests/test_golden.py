@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score
 
-from spore_dask import SPORE, Params, cluster_graph
+from spore_dask import Params, cluster_graph
 from spore_dask.search import neighbor_rows
 from tests.conftest import golden_files
+from tests.paper import SPORE
 
 
 def test_graph_to_labels(golden):

@@ -22,6 +22,7 @@ import zarr
 import spore_dask
 from spore_dask.cli.running import exit_code
 from spore_dask.engine import NoSchedulerError, WorkerLostError
+from tests import paper
 from tests.clusters import Processes, wait_until
 
 QUICK = {
@@ -44,13 +45,13 @@ def source(tmp_path_factory):
 @pytest.fixture(scope="module")
 def labels(source):
     """What every fit must come to."""
-    run = spore_dask.fit(source, source.with_suffix(".here"), n_workers=0, n_partitions=12)
+    run = paper.fit(source, source.with_suffix(".here"), n_workers=0, n_partitions=12)
     assert run.n_clusters > 2
     return run.labels[:]
 
 
 def fit(source, out, client, progress=None):
-    found = spore_dask.fit(source, out, n_partitions=12, client=client, progress=progress)
+    found = paper.fit(source, out, n_partitions=12, client=client, progress=progress)
     return found.labels[:]
 
 

@@ -17,10 +17,11 @@ import pytest
 import zarr
 
 import spore_dask
-from spore_dask import DamagedError, InputError, build_graph, fit, predict, tune
+from spore_dask import DamagedError, InputError, build_graph, predict, tune
 from spore_dask.progress import Event
 from spore_dask.store import OWNER, open_source
 from spore_dask.store.sources import identity_of
+from tests.paper import fit
 from tests.test_jobs import invoke
 
 OPTIONS = {"n_workers": 0, "n_partitions": 1, "min_cluster_size": 20}

@@ -27,12 +27,14 @@ from pipelines.jobs.documents import KEYS, parameter_options, read_job
 from pipelines.jobs.places import MISSING_LABEL, Place, without_secrets
 from pipelines.jobs.tuning import best_document
 from spore_dask.cli import EXIT_CODES
+from tests import paper
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "pipelines.md"
 SIZE, N_NOISE = 250, 30
 SECRET = "not-to-be-found"
-QUICK = {"n_workers": 0, "min_cluster_size": 50}
+PAPER = {"min_cluster_size": 50, "params": "paper"}
+QUICK = {"n_workers": 0, **PAPER}
 MODULES = [ROOT / "pipelines" / "__main__.py", *(ROOT / "pipelines" / "jobs").glob("*.py")]
 
 AT_STAGE = """
@@ -255,8 +257,8 @@ def test_the_id_is_a_function_of_what_is_asked(folder):
 
     assert id_of() == id_of(output="other", memory_limit="2GiB", report=True, progress="none")
     assert id_of(parameters={**QUICK, "n_workers": 2}) == id_of()
-    others = [id_of(parameters={}), id_of(input="y.zarr"), id_of(component="a"), id_of("tune")]
-    assert len({id_of(), *others}) == 5
+    others = [id_of(parameters={}), id_of(input="y.zarr"), id_of(component="a")]
+    assert len({id_of(), *others, id_of("tune", parameters={})}) == 5
 
 
 def test_addresses_are_kept_without_secrets(tmp_path):
@@ -300,7 +302,9 @@ def test_parameters_are_those_of_the_functions():
     names = set(parameter_options("fit"))
     assert {"min_cluster_size", "metric", "params", "n_trials", "graph", "n_workers"} <= names
     assert not names & {"client", "progress", "out", "source", "keep"}
-    assert {"y", "space", "sample"} <= set(parameter_options("tune"))
+    assert {"y", "space", "sample", "detail"} <= set(parameter_options("tune"))
+    assert "params" not in parameter_options("tune")
+    assert names - set(parameter_options("refresh")) == {"graph"}
     assert documents.API.keys() == set(documents.KINDS)
 
 
@@ -392,7 +396,7 @@ def test_fit_to_the_end_and_again(folder):
     code, out, err = finish(command("fit", file, "--json"))
     assert code == 0, err
     found = json.loads(out)
-    expected = spore_dask.fit(folder / "x.zarr", folder / "expected", **QUICK)
+    expected = paper.fit(folder / "x.zarr", folder / "expected", **QUICK)
     run = spore_dask.open_run(folder / "out")
     assert found["run"]["id"] == run.id
     assert (run.labels[...] == expected.labels[...]).all()
@@ -470,7 +474,7 @@ def test_a_fit_that_is_killed_continues(folder):
     assert result.exit_code == 0, result.stderr
     assert "neighbors" not in result.stderr  # it was done
     assert json.loads(record.read_text())["state"] == "done"
-    expected = spore_dask.fit(folder / "x.zarr", folder / "expected", **QUICK)
+    expected = paper.fit(folder / "x.zarr", folder / "expected", **QUICK)
     assert (spore_dask.open_run(folder / "out").labels[...] == expected.labels[...]).all()
 
 
@@ -508,13 +512,16 @@ def test_bad_files_and_bad_input_end_in_a_sentence(folder):
 
 @pytest.mark.parametrize("kind", ["fit", "tune", "refresh"])
 def test_a_dry_run_tells_and_writes_nothing(kind, folder):
-    file = write_job(folder)
+    parameters = {"n_workers": 0} if kind == "tune" else QUICK
+    file = write_job(folder, parameters=parameters)
     before = sorted(folder.rglob("*"))
     result = invoke(kind, file, "--dry-run")
     assert result.exit_code == 0, result.stderr
     assert "memory a process" in result.stdout
     assert sorted(folder.rglob("*")) == before
-    absent = invoke(kind, write_job(folder, input="absent.zarr"), "--dry-run")
+    absent = invoke(
+        kind, write_job(folder, input="absent.zarr", parameters=parameters), "--dry-run"
+    )
     assert absent.exit_code == 3
 
 
@@ -545,10 +552,9 @@ def test_quiet_is_silence(folder):
 
 def test_a_fit_on_a_cluster_finds_the_same(folder):
     cluster = {"kind": "local", "n_workers": 1, "memory_limit": "1GiB"}
-    parameters = {"min_cluster_size": 50}
-    result = invoke("fit", write_job(folder, cluster=cluster, parameters=parameters))
+    result = invoke("fit", write_job(folder, cluster=cluster, parameters=PAPER))
     assert result.exit_code == 0, result.stderr
-    expected = spore_dask.fit(folder / "x.zarr", folder / "expected", **QUICK)
+    expected = paper.fit(folder / "x.zarr", folder / "expected", **QUICK)
     assert (spore_dask.open_run(folder / "out").labels[...] == expected.labels[...]).all()
     for more in ([], ["--dry-run"]):
         file = write_job(folder, cluster={"kind": "locl"}, parameters={}, output="other")
@@ -570,7 +576,12 @@ def test_tune_writes_what_fit_accepts(folder):
     assert found["best"] == str(best)
     asked = yaml.safe_load(best.read_text())
     chosen = {name: v for name, v in found["tuning"]["best_params"].items() if v is not None}
-    assert asked["parameters"] == {"n_workers": 0, "metric": "euclidean", **chosen}
+    assert asked["parameters"] == {
+        "n_workers": 0,
+        "metric": "euclidean",
+        **chosen,
+        "params": "paper",
+    }
     fitted = invoke("fit", best, "--json")
     assert fitted.exit_code == 0, fitted.stderr
     run = json.loads(fitted.stdout)["run"]
@@ -592,7 +603,7 @@ def test_what_tune_writes_keeps_the_date_open(tmp_path):
     found = read_job(str(best), "refresh", "2026-11-17")
     assert found.input == f"{tmp_path}/x-2026-11-17.zarr"
     assert (found.component, found.report) == ("a/2026-11-17", "s3://bucket/r-2026-11-17.html")
-    assert found.parameters == {"seed": 1, "z": 1.5}
+    assert found.parameters == {"seed": 1, "z": 1.5, "params": "paper"}
 
 
 def _ids(*documents):

@@ -17,13 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from spore_dask import checkpoints, fit, hold, open_run, predict, tune, verify
+from spore_dask import checkpoints, hold, open_run, predict, tune, verify
 from spore_dask.inputs import Input
 from spore_dask.locks import is_lock
 from spore_dask.runs import SUMMARY
 from spore_dask.stages import expand as expansion
 from spore_dask.store import PARTIAL, Folder
 from spore_dask.tracking import Tracker
+from tests.paper import fit
 from tests.test_fit import assert_labels, labels_of, town, town_labels, write_zarr
 from tests.test_graph import wide
 
@@ -39,7 +40,7 @@ def die(*_):
 def watch(event):
     if event.stage == stage and event.n_done >= int(n_done):
         os.replace = die
-fit(source, out, progress=watch, **json.loads(options))
+fit(source, out, progress=watch, params="paper", **json.loads(options))
 """
 """Dies with the next file half there, as soon as so many tasks of a stage are done."""
 

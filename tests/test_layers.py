@@ -10,17 +10,17 @@ import spore_dask
 PACKAGE = Path(spore_dask.__file__).parent
 LAYERS = [
     {"errors", "cgroups"},
-    {"params", "datasets", "threads", "memory", "recall", "choosing", "caches", "processes"},
-    {"progress", "patience", "kernels", "spaces", "judging", "costs"},
-    {"coordinates", "exact", "partitions", "percentiles", "probing", "clusters", "paces"},
-    {"store", "engine", "pilot", "approximate"},
+    {"params", "datasets", "threads", "memory", "recall", "caches", "processes"},
+    {"progress", "patience", "kernels", "costs", "telling"},
+    {"coordinates", "exact", "partitions", "percentiles", "probing", "clusters", "choosing"},
+    {"store", "engine", "pilot", "approximate", "spaces", "paces"},
     {"tasks", "points", "shards", "orders", "pages", "checkpoints", "formats", "locks"},
     {"searching", "fragments", "importing", "tracking", "preflight", "truths"},
     {"runs", "extending"},
     {"meeting", "healing"},
     {"inputs", "stages", "search", "clustering", "voting"},
     {"opening", "plan", "voters", "predictions", "shares"},
-    {"graph", "prediction_plan"},
+    {"graph", "prediction_plan", "comparing"},
     {"jobs"},
     {"fitting", "predicting"},
     {"trials", "tunings", "sample_fits"},
@@ -52,6 +52,7 @@ PURE = [
     "pilot",
     "spaces",
     "choosing",
+    "telling",
 ]
 
 

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import zarr
 
-from spore_dask import BusyError, clean, fit, locks, processes, verify
+from spore_dask import BusyError, clean, locks, processes, verify
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.locks import locked
 from spore_dask.store import Folder, claim
 from tests.clusters import wait_until
+from tests.paper import fit
 
 HOLD = """
 import sys, time
@@ -303,7 +304,7 @@ def wait(event):
     while event.stage == "neighbors" and not pathlib.Path(sys.argv[3]).exists():
         time.sleep(0.05)
 try:
-    run = spore_dask.fit(sys.argv[1], sys.argv[2], n_workers=1, progress=wait)
+    run = spore_dask.fit(sys.argv[1], sys.argv[2], params="paper", n_workers=1, progress=wait)
 except spore_dask.BusyError as error:
     print(error)
     sys.exit(7)

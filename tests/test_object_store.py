@@ -35,7 +35,7 @@ from spore_dask.store import Folder, address, open_source
 from spore_dask.store.checksums import file_checksum
 from spore_dask.store.files import find_files
 from spore_dask.store.zarrs import PatientStore
-from tests import object_store
+from tests import object_store, paper
 from tests.object_store import FaultyStore
 
 SECRETS = {
@@ -117,9 +117,9 @@ class TestRuns:
     )
     def test_have_the_labels_of_local_ones(self, folder, s3, tmp_path, data, options):
         folder.write_zarr("x.zarr", data(), 500)
-        wanted = spore_dask.fit(data(), tmp_path / "out", n_workers=0, **options)
+        wanted = paper.fit(data(), tmp_path / "out", n_workers=0, **options)
         s3.rate = 0.04
-        run = spore_dask.fit(f"{folder.url}/x.zarr", n_workers=2, **options)
+        run = paper.fit(f"{folder.url}/x.zarr", n_workers=2, **options)
         assert {*s3.spoiled} == {"error", "busy", "reset", "truncate", "slow"}
         s3.calm()
         assert run.path == f"{folder.url}/x.spore"
@@ -131,14 +131,14 @@ class TestRuns:
         folder.write_zarr("x.zarr", x, 500)
         source, out = f"{folder.url}/x.zarr", f"{folder.url}/out"
         options = {"n_workers": 0, "keep": "all"}
-        run = spore_dask.fit(source, out, **options)
-        local = spore_dask.fit(x, tmp_path / "out", **options)
+        run = paper.fit(source, out, **options)
+        local = paper.fit(x, tmp_path / "out", **options)
         assert_same(spore_dask.open_run(out), local)
         checked, known = spore_dask.verify(out), spore_dask.verify(local)
         assert checked == known
         graph = spore_dask.build_graph(source, f"{folder.url}/graph", 12, n_workers=0)
         assert graph.neighbors.shape == (3000, 13)
-        assert_same(spore_dask.fit(source, f"{folder.url}/given", graph=run, n_workers=0), local)
+        assert_same(paper.fit(source, f"{folder.url}/given", graph=run, n_workers=0), local)
         options = {"n_trials": 3, "n_workers": 0}
         tuned = spore_dask.tune(source, f"{folder.url}/tuned", **options)
         known = spore_dask.tune(x, tmp_path / "tuned", **options)
@@ -173,9 +173,7 @@ class TestRuns:
 
         monkeypatch.setattr(distributed.protocol.pickle, "dumps", spy)
         log = tmp_path / "events"
-        run = spore_dask.fit(
-            f"{folder.url}/x.zarr", n_workers=1, progress=[events.append, "log", log]
-        )
+        run = paper.fit(f"{folder.url}/x.zarr", n_workers=1, progress=[events.append, "log", log])
         spore_dask.report(run, tmp_path / "page.html")
         written = objects(in_bucket(folder))
         assert any(name.endswith("summary.json") for name in written)
@@ -196,7 +194,7 @@ class TestRuns:
     def test_end_with_a_sentence_and_continue(self, folder, s3, tmp_path, hasty):
         folder.write_zarr("x.zarr", blobs(), 500)
         source, out = f"{folder.url}/x.zarr", f"{folder.url}/out"
-        wanted = spore_dask.fit(blobs(), tmp_path / "out", n_workers=0)
+        wanted = paper.fit(blobs(), tmp_path / "out", n_workers=0)
         n_stops = 0
         for part in ("/points-", "/expand-", "/summary.json"):
 
@@ -205,7 +203,7 @@ class TestRuns:
 
             s3.hook = stop
             with pytest.raises(StoreError, match=r"still fails .* continues") as told:
-                spore_dask.fit(source, out, n_workers=0)
+                paper.fit(source, out, n_workers=0)
             assert exit_code(told.value) == 6
             assert folder.url in str(told.value)
             s3.calm()
@@ -213,7 +211,7 @@ class TestRuns:
             with pytest.raises(InputError, match="no finished run"):
                 spore_dask.open_run(out)
         assert n_stops == 3
-        run = spore_dask.fit(source, out, n_workers=0)
+        run = paper.fit(source, out, n_workers=0)
         assert_same(run, wanted)
         spore_dask.verify(run)
 
@@ -232,13 +230,13 @@ class TestRuns:
     def test_notice_that_the_data_has_changed(self, folder):
         folder.write_zarr("x.zarr", blobs(), 500)
         source = f"{folder.url}/x.zarr"
-        spore_dask.fit(source, n_workers=0)
+        paper.fit(source, n_workers=0)
         before = open_source(source).identity
         assert open_source(source).identity == before
         folder.write_zarr("x.zarr", blobs() + np.float32(1), 500)
         assert open_source(source).identity != before
         with pytest.raises(InputError, match="has changed since"):
-            spore_dask.fit(source, n_workers=0)
+            paper.fit(source, n_workers=0)
 
     def test_take_open_arrays_by_their_address(self, folder, s3):
         folder.write_zarr("x.zarr", blobs(), 500)
@@ -253,7 +251,7 @@ class TestRuns:
     def test_ask_for_little(self, folder, s3):
         folder.write_zarr("x.zarr", blobs(), 500)
         s3.calm()
-        spore_dask.fit(f"{folder.url}/x.zarr", n_workers=0)
+        paper.fit(f"{folder.url}/x.zarr", n_workers=0)
         assert len(s3.requests) < 600, len(s3.requests)
 
 
@@ -332,9 +330,9 @@ class TestFolders:
 
     def test_without_a_bucket_there_is_a_sentence(self, s3):
         with pytest.raises(InputError, match=r"create its bucket"):
-            spore_dask.fit(blobs(), "s3://nobucket/out", n_workers=0)
+            paper.fit(blobs(), "s3://nobucket/out", n_workers=0)
         with pytest.raises(InputError, match="no Zarr array"):
-            spore_dask.fit("s3://nobucket/x.zarr", n_workers=0)
+            paper.fit("s3://nobucket/x.zarr", n_workers=0)
 
 
 class TestPatience:
@@ -457,8 +455,8 @@ class TestAddresses:
     )
     def test_with_secrets_are_refused(self, url, tmp_path):
         for call in (
-            lambda: spore_dask.fit(url, tmp_path / "out", n_workers=0),
-            lambda: spore_dask.fit(blobs(), url, n_workers=0),
+            lambda: paper.fit(url, tmp_path / "out", n_workers=0),
+            lambda: paper.fit(blobs(), url, n_workers=0),
             lambda: spore_dask.open_run(url),
         ):
             with pytest.raises(InputError, match="environment of every process") as told:
@@ -531,7 +529,7 @@ class TestNames:
         precious = tmp_path / "precious"
         precious.mkdir()
         (precious / "graph.json").write_text("{}")
-        run = spore_dask.fit(blobs(), tmp_path / "deep" / "out", n_workers=0, keep="all")
+        run = paper.fit(blobs(), tmp_path / "deep" / "out", n_workers=0, keep="all")
         path = tmp_path / "deep" / "out" / f"result-{run.id}" / "summary.json"
         summary = run.result.read_json("summary.json")
         summary["stages"]["scan"]["name"] = "../../precious"
@@ -562,9 +560,7 @@ class TestNames:
     def test_a_given_graph_stays_when_a_run_is_cleaned(self, tmp_path):
         graph = spore_dask.build_graph(blobs(), tmp_path / "graph", 40, n_workers=0)
         before = sorted(str(path) for path in (tmp_path / "graph").rglob("*"))
-        run = spore_dask.fit(
-            blobs(), tmp_path / "out", graph=graph, n_workers=0, expansion_neighbors=8
-        )
+        run = paper.fit(blobs(), tmp_path / "out", graph=graph, n_workers=0, expansion_neighbors=8)
         spore_dask.clean(run)
         assert sorted(str(path) for path in (tmp_path / "graph").rglob("*")) == before
 
@@ -604,7 +600,7 @@ class TestPickles:
         (path / ".zarray").write_text(json.dumps({**about, "compressor": None, **hidden}))
         (path / "0.0").write_bytes(pickle.dumps(Bomb()))
         with pytest.raises(InputError, match=r"Zarr array at .*x.zarr"):
-            spore_dask.fit(path, n_workers=0)
+            paper.fit(path, n_workers=0)
         with pytest.raises(InputError, match=r"Zarr array at .*x.zarr"):
             spore_dask.tune(blobs(8), tmp_path / "out", y=str(path), n_workers=0)
 

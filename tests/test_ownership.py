@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import spore_dask
 from spore_dask import InputError, ParameterError, SporeError, open_run
 from spore_dask.store import OWNER, Folder
+from tests import paper
 from tests.test_paths import DATA, tree, write_source
 
 HEX = "0123456789abcdef"
@@ -49,14 +50,14 @@ def without_errors(call):
 
 def calls(base, out):
     """Return all that a user may call on a folder, done or refused."""
-    fit = functools.partial(spore_dask.fit, base / "x.zarr", out, n_workers=0, n_partitions=2)
+    fit = functools.partial(paper.fit, base / "x.zarr", out, n_workers=0, n_partitions=2)
     bad = np.where(np.arange(800).reshape(400, 2) == 300, np.nan, DATA)
     return {
         "fit": fit,
         "fit again": functools.partial(fit, z_percentile=70, keep="all"),
         "fit anew": functools.partial(fit, resume=False),
-        "fit an array": functools.partial(spore_dask.fit, DATA, out, n_workers=0),
-        "fit bad data": functools.partial(spore_dask.fit, bad, out, n_workers=0),
+        "fit an array": functools.partial(paper.fit, DATA, out, n_workers=0),
+        "fit bad data": functools.partial(paper.fit, bad, out, n_workers=0),
         "fit too much": functools.partial(fit, memory_limit="1MB"),
         "fit badly": functools.partial(fit, min_cluster_size=-1),
         "interrupted": functools.partial(interrupt, fit, "neighbors"),
@@ -90,7 +91,7 @@ def damage(out):
     for path in graph.rglob("0"):  # none, if the run has only its labels left
         if path.is_file():
             path.write_bytes(b"\xff" * path.stat().st_size)
-    spore_dask.fit(out.parent / "x.zarr", out, n_workers=0, n_partitions=2, z_percentile=60)
+    paper.fit(out.parent / "x.zarr", out, n_workers=0, n_partitions=2, z_percentile=60)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +99,7 @@ def base(tmp_path_factory):
     base = tmp_path_factory.mktemp("base")
     write_source(base / "x.zarr")
     np.save(base / "x.npy", DATA)
-    spore_dask.fit(DATA, base / "fitted", n_workers=0)
+    paper.fit(DATA, base / "fitted", n_workers=0)
     return base
 
 
@@ -141,8 +142,8 @@ def test_files_of_users_survive(base, beside, inside, ours, chosen):
 
 def test_a_folder_of_a_user_may_hold_a_run(tmp_path):
     write_tree(tmp_path, LIKE_OURS)
-    run = spore_dask.fit(DATA, tmp_path, n_workers=0)
-    assert spore_dask.fit(DATA, tmp_path, n_workers=0).id == run.id
+    run = paper.fit(DATA, tmp_path, n_workers=0)
+    assert paper.fit(DATA, tmp_path, n_workers=0).id == run.id
     spore_dask.remove_run(tmp_path)
     found = {str(path.relative_to(tmp_path)) for path in tree(tmp_path)}
     assert found == set(LIKE_OURS)
@@ -152,7 +153,7 @@ def test_a_folder_of_a_user_may_hold_a_run(tmp_path):
 def test_a_folder_that_looks_like_ours_is_refused(tmp_path, name):
     write_tree(tmp_path, [name])
     for call in (
-        lambda: spore_dask.fit(DATA, tmp_path, n_workers=0),
+        lambda: paper.fit(DATA, tmp_path, n_workers=0),
         lambda: spore_dask.hold(tmp_path).__enter__(),
         lambda: spore_dask.remove_run(tmp_path),
     ):
@@ -162,7 +163,7 @@ def test_a_folder_that_looks_like_ours_is_refused(tmp_path, name):
 
 
 def test_documents_do_not_say_what_is_removed(tmp_path):
-    run = spore_dask.fit(DATA, tmp_path / "out", n_workers=0)
+    run = paper.fit(DATA, tmp_path / "out", n_workers=0)
     (tmp_path / "out" / "mine").mkdir()
     (tmp_path / "out" / "mine" / "text").write_text("mine")
     summary = run.result.read_json("summary.json")
@@ -190,7 +191,7 @@ def test_import_replaces_arrays_only(tmp_path):
 
 
 def test_a_report_replaces_reports_only(tmp_path):
-    run = spore_dask.fit(DATA, tmp_path / "out", n_workers=0)
+    run = paper.fit(DATA, tmp_path / "out", n_workers=0)
     (tmp_path / "thesis.html").write_text("mine")
     with pytest.raises(InputError, match="not a report"):
         spore_dask.report(run, tmp_path / "thesis.html")
@@ -200,15 +201,15 @@ def test_a_report_replaces_reports_only(tmp_path):
 
 
 def test_no_run_is_inside_a_stage_of_another(tmp_path):
-    run = spore_dask.fit(DATA, tmp_path / "out", n_workers=0)
+    run = paper.fit(DATA, tmp_path / "out", n_workers=0)
     with pytest.raises(ParameterError, match="inside a stage of another run"):
-        spore_dask.fit(DATA, Path(run.path) / run.graph[1] / "inner", n_workers=0)
+        paper.fit(DATA, Path(run.path) / run.graph[1] / "inner", n_workers=0)
 
 
 def test_a_folder_is_claimed_when_a_call_is_not_refused(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(SporeError):
-        spore_dask.fit(DATA, tmp_path, n_workers=0, memory_limit="1MB")
+        paper.fit(DATA, tmp_path, n_workers=0, memory_limit="1MB")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-    spore_dask.fit(DATA, tmp_path, n_workers=0)
+    paper.fit(DATA, tmp_path, n_workers=0)
     assert Folder(str(tmp_path)).exists(OWNER)

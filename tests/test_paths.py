@@ -11,6 +11,7 @@ import spore_dask
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.errors import InputError
 from spore_dask.store import address
+from tests import paper
 
 DATA = blobs_and_shapes(400)[0]
 NAMES = [
@@ -39,15 +40,15 @@ def tree(folder):
 def write_everything(place):
     """Make every call that writes, each to a path that `place` makes of a suffix."""
     source = write_source(os.path.abspath(os.path.expanduser(place(".zarr"))))
-    run = spore_dask.fit(place(".zarr"), place(".run"), n_workers=0)
+    run = paper.fit(place(".zarr"), place(".run"), n_workers=0)
     assert run.path == os.path.abspath(os.path.expanduser(place(".run")))
     assert run.summary["source"] == source
-    again = spore_dask.fit(zarr.open_array(Path(source)), place(".run"), n_workers=0)
+    again = paper.fit(zarr.open_array(Path(source)), place(".run"), n_workers=0)
     assert again.id == run.id
-    spore_dask.fit(place(".zarr"), place(".run"), n_workers=0, resume=False)
-    assert spore_dask.fit(place(".zarr"), n_workers=0).path == source.replace(".zarr", ".spore")
+    paper.fit(place(".zarr"), place(".run"), n_workers=0, resume=False)
+    assert paper.fit(place(".zarr"), n_workers=0).path == source.replace(".zarr", ".spore")
     graph = spore_dask.build_graph(place(".zarr"), place(".graph"), n_workers=0)
-    spore_dask.fit(place(".zarr"), place(".of-graph"), graph=place(".graph"), n_workers=0)
+    paper.fit(place(".zarr"), place(".of-graph"), graph=place(".graph"), n_workers=0)
     assert graph.path == os.path.abspath(os.path.expanduser(place(".graph")))
     spore_dask.tune(place(".zarr"), place(".tuned"), n_trials=3, n_workers=0)
     found = spore_dask.predict(place(".run"), place(".zarr"), place(".p"), n_workers=0)
@@ -107,7 +108,7 @@ def test_links(tmp_path):
     write_everything(lambda suffix: f"{tmp_path}/link::to/x{suffix}")
     (tmp_path / "out").symlink_to(tmp_path / "real" / "empty")
     (tmp_path / "real" / "empty").mkdir()
-    spore_dask.fit(DATA, tmp_path / "out", n_workers=0)
+    paper.fit(DATA, tmp_path / "out", n_workers=0)
     spore_dask.remove_run(tmp_path / "out")
     assert (tmp_path / "real" / "mine.txt").read_text() == "mine"
     assert (tmp_path / "out").is_symlink()

@@ -16,13 +16,11 @@ from hypothesis import strategies as st
 from sklearn.exceptions import NotFittedError
 
 from spore_dask import (
-    SPORE,
     InputError,
     ParameterError,
     Prediction,
     build_graph,
     clean,
-    fit,
     memory,
     open_run,
     predict,
@@ -42,6 +40,7 @@ from spore_dask.meeting import (
 )
 from spore_dask.stages import approximate
 from tests import naive
+from tests.paper import SPORE, fit
 from tests.strategies import configs, point_sets
 from tests.test_fit import write_zarr
 

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from spore_dask import DamagedError, Graph, checkpoints, fit, open_run, predict
+from spore_dask import DamagedError, Graph, checkpoints, open_run, predict
 from spore_dask.pilot import PROBES
 from spore_dask.points import CACHE
 from spore_dask.stages import expand
@@ -20,6 +20,7 @@ from tests.bounded import (
     row_files,
     searched,
 )
+from tests.paper import fit
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,14 @@ import zarr
 from PIL import Image
 
 import spore_dask
-from spore_dask import Graph, InputError, clean, fit, open_run, report, tune
+from spore_dask import Graph, InputError, clean, open_run, report, tune
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.reporting import colors, distances, facts, maps, recipes, samples
 from spore_dask.reporting.samples import PointRows, SourceRows
 from spore_dask.runs import SUMMARY
 from spore_dask.store import open_source
 from tests.clusters import wait_until
+from tests.paper import fit
 
 HOSTILE = """<img src=x onerror="hacked=1">&amp;'</script><script>hacked=1</script>"""
 

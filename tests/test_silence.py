@@ -15,8 +15,8 @@ import numpy as np
 import psutil
 import pytest
 
-import spore_dask
 from spore_dask.engine import open_engine, settings
+from tests import paper
 from tests.clusters import ROOT, Processes
 
 N_PARTITIONS = 12
@@ -32,7 +32,7 @@ def points():
 def labels(points, tmp_path_factory):
     """What every fit must come to."""
     out = tmp_path_factory.mktemp("here") / "out"
-    return spore_dask.fit(points, out, n_workers=0, n_partitions=N_PARTITIONS).labels[:]
+    return paper.fit(points, out, n_workers=0, n_partitions=N_PARTITIONS).labels[:]
 
 
 class Stop:
@@ -70,7 +70,7 @@ class Stop:
 def test_a_stopped_local_worker_is_named_and_replaced(points, labels, tmp_path, monkeypatch):
     monkeypatch.setattr(settings, "SILENT_TIMEOUT", 3.0)
     with Stop("partition") as stop:
-        run = spore_dask.fit(
+        run = paper.fit(
             points, tmp_path / "out", n_workers=2, n_partitions=N_PARTITIONS, progress=stop
         )
         pid = stop.process.pid
@@ -123,7 +123,7 @@ def test_a_stopped_worker_of_others_is_named(points, labels, tmp_path, monkeypat
         _, address = processes.scheduler(environ=quick)
         for _ in range(2):
             processes.worker(address)
-        run = spore_dask.fit(
+        run = paper.fit(
             points, tmp_path / "out", client=address, n_partitions=N_PARTITIONS, progress=stop
         )
         named = stop.texts("worker-silent")

@@ -16,6 +16,7 @@ import zarr
 
 import spore_dask
 from spore_dask.datasets import blobs_and_shapes
+from tests import paper
 
 ROOT = Path(__file__).parents[1]
 SLURM = ROOT / "deploy" / "slurm"
@@ -72,7 +73,7 @@ def source(tmp_path_factory):
     folder = tmp_path_factory.mktemp("source")
     points, _ = blobs_and_shapes(2000, 2, seed=4)
     zarr.create_array(str(folder / "x.zarr"), data=points, chunks=(500, 2))
-    local = spore_dask.fit(folder / "x.zarr", folder / "local", n_workers=0)
+    local = paper.fit(folder / "x.zarr", folder / "local", n_workers=0)
     return folder / "x.zarr", local.labels[:]
 
 
@@ -93,6 +94,7 @@ class Driver:
             "log_directory": str(folder / "logs"),
         }
         job = {"input": str(source), "output": str(self.output), "memory_limit": "1GiB"}
+        job["parameters"] = {"params": "paper"}
         (folder / "job.yaml").write_text(yaml.safe_dump({**job, "cluster": section}))
         asked = {"JOB": folder / "job.yaml", "PYTHON": sys.executable, "SPORE": ROOT}
         self.env = {**env, **{name: str(value) for name, value in asked.items()}}

@@ -19,6 +19,7 @@ import zarr
 import spore_dask
 from spore_dask import memory
 from spore_dask.errors import InputError, LimitError
+from tests import paper
 
 MIB = 1 << 20
 ROOT = Path(__file__).parents[1]
@@ -58,12 +59,12 @@ def absurd(store, chunks, n_rows=3000):
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
-    return spore_dask.fit(town(n_columns=2), tmp_path_factory.mktemp("run") / "out", n_workers=0)
+    return paper.fit(town(n_columns=2), tmp_path_factory.mktemp("run") / "out", n_workers=0)
 
 
 def calls(fitted):
     return {
-        "fit": spore_dask.fit,
+        "fit": paper.fit,
         "build_graph": spore_dask.build_graph,
         "plan_graph": spore_dask.plan_graph,
         "tune": spore_dask.tune,
@@ -90,12 +91,12 @@ def test_what_the_refusal_advises_works(tmp_path):
     array = zarr.create_array(tmp_path / "x.zarr", shape=x.shape, chunks=(6_000_000, 3), dtype="f4")
     array[:] = x
     with pytest.raises(LimitError, match=r"memory_limit is 400.00 MiB") as refused:
-        spore_dask.fit(array, memory_limit="400MiB", n_workers=0)
+        paper.fit(array, memory_limit="400MiB", n_workers=0)
     call = str(refused.value).split(" with ")[-1].rstrip(".")
     names = {"dask": dask, "source": str(tmp_path / "x.zarr"), "path": str(tmp_path / "y.zarr")}
     eval(call, names)
-    found = spore_dask.fit(tmp_path / "y.zarr", memory_limit="400MiB", n_workers=0)
-    expected = spore_dask.fit(x, tmp_path / "out", n_workers=0)
+    found = paper.fit(tmp_path / "y.zarr", memory_limit="400MiB", n_workers=0)
+    expected = paper.fit(x, tmp_path / "out", n_workers=0)
     np.testing.assert_array_equal(found.labels[...], expected.labels[...])
 
 
@@ -106,7 +107,7 @@ def test_chunks_of_a_dask_array_that_do_not_fit(tmp_path):
     x = dask.array.ones((10**8, 2), chunks=(10**8, 2), dtype="f4")
     x = dask.array.map_blocks(refuse, x, dtype="f4", meta=np.empty((0, 0), "f4"))
     with pytest.raises(LimitError, match=r"smaller chunks, with rechunk\(\(\d+, 2\)\)"):
-        spore_dask.fit(x, tmp_path / "out", memory_limit="1GiB", n_workers=0)
+        paper.fit(x, tmp_path / "out", memory_limit="1GiB", n_workers=0)
 
 
 @pytest.mark.parametrize("place", ["local", "memory"])
@@ -253,11 +254,11 @@ KINDS = {
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
 def test_labels_are_those_of_the_same_numbers(tmp_path, make):
     x = town()
-    expected = spore_dask.fit(x, tmp_path / "expected", n_workers=0)
+    expected = paper.fit(x, tmp_path / "expected", n_workers=0)
     content = make(x, tmp_path / "x")
-    run = spore_dask.fit(content, tmp_path / "out", n_workers=0)
+    run = paper.fit(content, tmp_path / "out", n_workers=0)
     np.testing.assert_array_equal(run.labels[...], expected.labels[...])
-    again = spore_dask.fit(content, tmp_path / "out", n_workers=0)
+    again = paper.fit(content, tmp_path / "out", n_workers=0)
     assert again.id == run.id
     predicted = spore_dask.predict(run, content, tmp_path / "predicted", n_workers=0)
     np.testing.assert_array_equal(predicted.labels[...], expected.labels[...])
@@ -266,9 +267,9 @@ def test_labels_are_those_of_the_same_numbers(tmp_path, make):
 
 def test_the_estimator_reads_them_in_blocks(tmp_path):
     x = town()
-    found = spore_dask.SPORE().fit(KINDS["dask DataFrame"](x, tmp_path / "x"))
+    found = paper.SPORE().fit(KINDS["dask DataFrame"](x, tmp_path / "x"))
     assert found.run_ is not None
-    np.testing.assert_array_equal(found.labels_, spore_dask.SPORE().fit(x).labels_)
+    np.testing.assert_array_equal(found.labels_, paper.SPORE().fit(x).labels_)
 
 
 @pytest.mark.parametrize("make", [open_lazily, write_hdf5])
@@ -285,21 +286,21 @@ def test_stored_chunks_count_whoever_reads_them(tmp_path, make):
         data.to_zarr(tmp_path / "x", zarr_format=3, consolidated=False, encoding=encoding)
         content = xarray.open_zarr(tmp_path / "x", chunks=None, consolidated=False)["x"]
     with pytest.raises(LimitError, match="for chunks of 400 rows"):
-        spore_dask.fit(content, tmp_path / "out", memory_limit="600MiB", n_workers=0)
+        paper.fit(content, tmp_path / "out", memory_limit="600MiB", n_workers=0)
 
 
 def test_other_data_in_memory_is_another_result(tmp_path):
     x = town()
-    first = spore_dask.fit(in_memory_zarr(x), tmp_path / "out", n_workers=0)
+    first = paper.fit(in_memory_zarr(x), tmp_path / "out", n_workers=0)
     x[7] += 1e-3
-    second = spore_dask.fit(in_memory_zarr(x), tmp_path / "out", n_workers=0)
+    second = paper.fit(in_memory_zarr(x), tmp_path / "out", n_workers=0)
     assert first.id != second.id
 
 
 def test_a_dataset_of_xarray_is_not_an_array(tmp_path):
     data = xarray.Dataset({"x": (("row", "column"), town()), "y": ("row", np.ones(2000))})
     with pytest.raises(InputError, match=r"variables 'x', 'y': give one of them"):
-        spore_dask.fit(data, tmp_path / "out", n_workers=0)
+        paper.fit(data, tmp_path / "out", n_workers=0)
 
 
 @pytest.mark.parametrize("dtype", ["str", "Int64", "datetime64[s]"])
@@ -307,7 +308,7 @@ def test_columns_of_a_dask_frame_that_are_no_numbers(tmp_path, dtype):
     frame = pandas.DataFrame(town(), columns=["a", "b", "c"]).astype({"a": "int64"})
     frame = dask.dataframe.from_pandas(frame.astype({"a": dtype}), npartitions=2)
     with pytest.raises(InputError, match="Column 'a' of the dask DataFrame has dtype"):
-        spore_dask.fit(frame, tmp_path / "out", n_workers=0)
+        paper.fit(frame, tmp_path / "out", n_workers=0)
 
 
 FIT = """

@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 
-import spore_dask
+from tests import paper
 from tests.clusters import ROOT
 
 STRANGER = 65534
@@ -110,7 +110,7 @@ def test_another_user_cannot_use_the_workers_of_a_local_fit(tmp_path):
 
     rng = np.random.default_rng(0)
     points = np.concatenate([rng.normal(centre, 0.3, (500, 2)) for centre in (0, 4)])
-    run = spore_dask.fit(points, tmp_path / "out", n_workers=2, progress=look)
+    run = paper.fit(points, tmp_path / "out", n_workers=2, progress=look)
 
     found = seen["visit"]
     assert found["control"] == ["Scheduler runs code: 0", 200] * 2
@@ -120,5 +120,5 @@ def test_another_user_cannot_use_the_workers_of_a_local_fit(tmp_path):
     assert not [answer for answer in found["answers"] if "runs code" in answer]
     assert not [page for page in found["pages"] if page == 200]
     assert not [line for line in seen["lines"] if "PRIVATE KEY" in " ".join(line)]
-    here = spore_dask.fit(points, tmp_path / "here", n_workers=0)
+    here = paper.fit(points, tmp_path / "here", n_workers=0)
     np.testing.assert_array_equal(run.labels[:], here.labels[:])

@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 import zarr
 
-from spore_dask import InputError, build_graph, fit, tracking
+from spore_dask import InputError, build_graph, tracking
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.errors import DamagedError
 from spore_dask.progress import Event
 from spore_dask.store import Folder, claim
 from spore_dask.tracking import MOST_STAGES, Tracker, read_records
+from tests.paper import fit
 
 SCAN = "scan-0123456789ab"
 

@@ -3,6 +3,7 @@
 import functools
 import gc
 import json
+import math
 import random
 import shutil
 import subprocess
@@ -35,19 +36,21 @@ from spore_dask import (
     tune,
     verify,
 )
-from spore_dask.choosing import choose
+from spore_dask.choosing import Level, Votes, choose
+from spore_dask.comparing import chosen_of, compare, usable
 from spore_dask.datasets import blobs_and_shapes
-from spore_dask.judging import judge
 from spore_dask.memory import shape_of
-from spore_dask.spaces import draw_trials, find_space
+from spore_dask.spaces import draw, find_space, find_trials, is_open
 from spore_dask.store import Folder
-from spore_dask.voters import MOST_ROWS, voter_labels
-from tests import naive
+from spore_dask.voters import voter_labels
+from tests import naive, paper
 from tests.conftest import GOLDEN
 from tests.strategies import PARAMETERS, point_sets
 from tests.test_fit import write_zarr
 
 DATA = GOLDEN.parent / "data"
+FOUR = {"expansion_neighbors": [8, 16, 24, 32]}
+"""A space with four configurations beside the default, each with an order of its own."""
 
 
 @functools.cache
@@ -79,42 +82,111 @@ def out_of_core(monkeypatch):
     monkeypatch.setattr(memory, "trial_nbytes", lambda shape: 10**18)
 
 
+def sampled(n_points, n_draws, seed=42):
+    """Draw as the paper does."""
+    log2_n = int(math.log2(n_points))
+    constants = {"n_jobs": [1], "seeding_order": ["density"], "exact_knn": [True]}
+    space = {
+        "z_percentile": uniform(12.5, 87.5),
+        "retention_rate": uniform(0, 0.875),
+        "min_cluster_size": uniform(0.3, 0.4),
+        "expansion_neighbors": randint(log2_n, 3 * log2_n),
+    }
+    random_state = check_random_state(seed)
+    sampler = ParameterSampler(space | constants, n_iter=n_draws, random_state=random_state)
+    return [{name: values[name] for name in space} for values in sampler]
+
+
+def with_sizes(values, n_points):
+    """Turn a drawn exponent into a minimum size."""
+    size = math.floor(n_points ** values["min_cluster_size"])
+    return Params(**values | {"min_cluster_size": size})
+
+
 class TestDraws:
-    def test_are_those_of_the_paper(self):
-        n_points = 5000
-        constants = {"n_jobs": [1], "seeding_order": ["density"], "exact_knn": [True]}
-        space = {
-            "z_percentile": uniform(12.5, 87.5),
-            "retention_rate": uniform(0, 0.875),
-            "min_cluster_size": uniform(0.3, 0.4),
-            "expansion_neighbors": randint(12, 36),
+    @pytest.mark.parametrize("n_points", [700, 5000, 20_000])
+    def test_are_those_of_the_paper_with_a_cap_on_sizes(self, n_points):
+        drawn = draw(None, n_points, 30, 42, {})
+        expected = [with_sizes(values, min(n_points, 5000)) for values in sampled(n_points, 30)]
+        assert [trial.params for trial in drawn] == expected
+        assert [trial.weight for trial in drawn] == [1 - p.retention_rate for p in expected]
+
+    def test_are_followed_by_a_ladder(self):
+        found = find_trials(None, 20_000, 31, 42, {})
+        assert len(found) == len({trial.params for trial in found}) == 39
+        assert found[0] == (Params(), 1)
+        assert found[1:31] == draw(None, 20_000, 30, 42, {})
+        rungs = [
+            Params(min_cluster_size=25, expansion_neighbors=28, z_percentile=z, retention_rate=rate)
+            for z in (65, 80, 90, 97)
+            for rate in (None, 0.2)
+        ]
+        assert found[31:] == [(params, 0) for params in rungs]
+
+    def test_of_many_points_are_repeated_without_the_cap(self):
+        found = find_trials(None, 20_001, 31, 42, {})
+        assert len(found) == 59
+        expected = [with_sizes(values, 20_001) for values in sampled(20_001, 20)]
+        assert [trial.params for trial in found[31:51]] == expected
+        assert found[51:] == find_trials(None, 20_000, 31, 42, {})[31:]
+
+    @pytest.mark.parametrize(
+        ("fixed", "left_out"),
+        [
+            ({"z_percentile": 20.0}, "z_percentile"),
+            ({"z": 1.0}, "z_percentile"),
+            ({"min_retained": 3}, "retention_rate"),
+            ({"min_cluster_size": 50}, "min_cluster_size"),
+            ({"expansion_neighbors": 9, "max_scr_rounds": 2}, "expansion_neighbors"),
+        ],
+    )
+    def test_hold_what_is_fixed(self, fixed, left_out):
+        assert find_space(None, 1000, {}).keys() - find_space(None, 1000, fixed) == {left_out}
+        default = getattr(Params(), left_out)
+        for trial in find_trials(None, 1000, 4, 1, fixed):
+            assert {name: getattr(trial.params, name) for name in fixed} == fixed
+            assert left_out in fixed or getattr(trial.params, left_out) == default
+
+    def test_are_none_where_all_is_fixed(self):
+        fixed = {"z": 1.0, "retention_rate": 0.1, "min_cluster_size": 9, "expansion_neighbors": 9}
+        assert not is_open(fixed)
+        for name in fixed:
+            assert is_open({other: fixed[other] for other in fixed if other != name})
+
+    def test_of_a_given_space_have_no_ladder(self):
+        space = {"z": [1.0, 2.0], "min_retained": [1, 2]}
+        found = [trial.params for trial in find_trials(space, 30_000, 31, 0, {})]
+        assert found[0] == Params(seed=0)
+        assert set(found[1:]) == {
+            Params(z=z, min_retained=least, seed=0) for z in (1.0, 2.0) for least in (1, 2)
         }
-        sampler = ParameterSampler(
-            space | constants, n_iter=50, random_state=check_random_state(42)
-        )
-        expected = [Params(**{name: draw[name] for name in space}) for draw in sampler]
-        drawn = draw_trials(find_space(None, n_points, {}), 51, 42, {})
-        assert drawn == [Params(), *expected]
-        assert len(set(drawn)) == 51
+        fixed = find_trials(space | {"max_z": [3.0, 4.0]}, 1000, 31, 0, {"z": 1.5})
+        assert len(fixed) == 5
+        assert all(trial.params.z == 1.5 for trial in fixed)
 
-    def test_leave_out_what_is_fixed(self):
-        space = find_space(None, 1000, {"z_percentile": 20})
-        assert set(space) == {"retention_rate", "min_cluster_size", "expansion_neighbors"}
-        assert all(p.z_percentile == 20 for p in draw_trials(space, 4, 1, {"z_percentile": 20}))
-        assert "z_percentile" not in find_space(None, 1000, {"z": 1.0})
-        assert "retention_rate" not in find_space(None, 1000, {"min_retained": 3})
-        given = {"z": [1.0, 2.0], "max_z": [3.0]}
-        assert find_space(given, 1000, {"z": 1.5}) == {"max_z": [3.0]}
-
-    def test_take_each_configuration_of_a_grid_once(self):
-        drawn = draw_trials({"z": [1.0, 2.0], "min_retained": [1, 2]}, 30, 0, {})
-        assert len(drawn) == 5
-        assert len(set(drawn[1:])) == 4
+    def test_have_the_default_first_and_once(self):
+        found = find_trials({"z_percentile": [40, 50, 60]}, 1000, 31, 0, {})
+        assert [trial.params.z_percentile for trial in found] == [50, 40, 60]
 
     @pytest.mark.parametrize("n_points", [2, 3, 7])
     def test_of_few_points(self, n_points):
-        for params in draw_trials(find_space(None, n_points, {}), 20, 3, {}):
-            assert params.resolve(n_points).k < n_points
+        for trial in find_trials(None, n_points, 20, 3, {}):
+            assert trial.params.resolve(n_points).k < n_points
+
+    @pytest.mark.parametrize(
+        ("n_points", "sizes"),
+        [(3000, [3000]), (10_001, [3334]), (20_000, [5000]), (20_001, [5000] * 4)],
+    )
+    def test_of_voters_are_for_samples(self, n_points, sizes):
+        found = compare((n_points, 2), {"max_z": 2.0}, 7)
+        assert len(found.rows) == min(n_points, 20_000)
+        assert [len(columns) for columns in found.samples] == sizes
+        assert len(np.unique(np.concatenate(found.samples))) == sum(sizes)
+        for i, voters in enumerate(found.voters):
+            assert list(voters) == draw(None, sizes[i], 50, 8 + i, {"max_z": 2.0})
+
+    def test_have_any_seed(self):
+        assert len(compare((100, 2), {}, 2**32 - 1).trials) > 30
 
 
 class TestTrials:
@@ -145,9 +217,9 @@ class TestTrials:
 
     def test_in_memory_and_out_of_core_are_the_same(self, tmp_path, monkeypatch):
         x, _ = town()
-        inside = tune(x, tmp_path / "a", n_trials=6, n_workers=0)
+        inside = tune(x, tmp_path / "a", n_trials=3, n_workers=0)
         monkeypatch.setattr(memory, "trial_nbytes", lambda shape: 10**18)
-        beside = tune(x, tmp_path / "b", n_trials=6, n_workers=0, cache_limit=0)
+        beside = tune(x, tmp_path / "b", n_trials=3, n_workers=0, cache_limit=0)
         assert without_seconds(inside) == without_seconds(beside)
         assert not list(Path(beside.path).glob("tuning-*/trial-*"))
         assert not trials._held
@@ -166,17 +238,17 @@ class TestTrials:
         x, y = town()
         found = tune(x, tmp_path / "out", y=y, n_trials=3, sample=500, n_workers=0, seed=9)
         rows = np.sort(random.Random(9).sample(range(len(x)), 500))
-        labels = SPORE(knn="exact").fit(x).labels_
+        labels = paper.SPORE(knn="exact").fit(x).labels_
         np.testing.assert_array_equal(compared(found)[0], labels[rows])
         assert found.trials["ari"][0] == pytest.approx(adjusted_rand_score(y[rows], labels[rows]))
         assert found.trials["noise"][0] == (labels == -1).mean()
 
     def test_of_points_that_are_all_the_same(self, tmp_path):
         for number in range(2):
-            with pytest.warns(UserWarning, match="None of the 3 trials"):
+            with pytest.warns(UserWarning, match="None of the 11 configurations"):
                 found = tune(np.ones((40, 2)), tmp_path / str(number), n_trials=3, n_workers=0)
             assert (found.run.labels[...] == 0).all()
-            assert found.trials["n_clusters"].tolist() == [1, 1, 1]
+            assert found.trials["n_clusters"].tolist() == [1] * 11
 
     def test_with_an_approximate_graph(self, tmp_path):
         x = np.random.default_rng(0).random((6000, 40)).astype(np.float32)
@@ -187,7 +259,7 @@ class TestTrials:
 
 
 def test_half_a_removal_of_a_trial_is_no_result(tmp_path, monkeypatch):
-    options = {"n_trials": 3, "n_workers": 0}
+    options = {"space": FOUR, "n_trials": 3, "n_workers": 0}
     expected = tune(town()[0], tmp_path / "whole", **options)
     monkeypatch.setattr(trials.TrialSpec, "fits_in_memory", False)
 
@@ -216,45 +288,55 @@ def test_a_finished_tune_keeps_no_more_than_asked(tmp_path):
     assert not list((tmp_path / "out").glob("graph-*"))
 
 
+def votes_on(x, compared):
+    """Return what further configurations make of the samples."""
+    points = [np.ascontiguousarray(x[compared.rows[columns]]) for columns in compared.samples]
+    return [
+        Votes(columns, voter_labels(some, [v.params for v in voters]), [v.weight for v in voters])
+        for columns, some, voters in zip(compared.samples, points, compared.voters, strict=True)
+    ]
+
+
+def assert_chosen_by(found, choice):
+    """Assert that a choice is what a tune has found."""
+    assert found.best == choice.best
+    finite = np.isfinite(choice.scores)
+    np.testing.assert_array_equal(found.trials["score"][finite], choice.scores[finite])
+    assert np.isnan(found.trials["score"][~finite]).all()
+    assert found.levels["trial"].tolist() == [level.trial for level in choice.levels]
+
+
 class TestChoice:
-    def test_without_labels_is_that_of_choosing(self, tmp_path):
-        found = tune(town()[0], tmp_path / "out", n_trials=8, n_workers=0)
-        rates = np.nan_to_num(found.trials["retention_rate"])
-        voters = draw_trials(find_space(None, 3000, {}), 51, 43, {})[1:]
-        votes = voter_labels(town()[0], voters)
-        shares = [params.retention_rate for params in voters]
-        choice = choose(compared(found), rates, voters=votes, voter_retention=shares)
-        assert found.best == choice.best
-        finite = np.isfinite(choice.scores)
-        np.testing.assert_array_equal(found.trials["agreement"][finite], choice.scores[finite])
-        assert np.isnan(found.trials["agreement"][~finite]).all()
+    @pytest.mark.parametrize("n_points", [3000, 11_000])
+    def test_without_labels_is_that_of_choosing(self, tmp_path, n_points):
+        x, _ = town(n_points)
+        found = tune(x, tmp_path / "out", n_trials=4, n_workers=0, n_partitions=3)
+        asked = compare(x.shape, {}, 42, n_trials=4)
+        assert len(found.trials) == len(asked.trials) == 12
+        choice = choose(compared(found), asked.weights, votes=votes_on(x, asked))
+        assert_chosen_by(found, choice)
         assert np.isnan(found.trials["ari"]).all()
-        assert found.curve["best"][-1] == found.best
-        assert found.curve["score"][-1] == found.trials["agreement"][found.best]
-        np.testing.assert_allclose(found.curve["seconds"], np.cumsum(found.trials["seconds"]))
         assert set(found.best_params) == set(find_space(None, 3000, {}))
+        np.testing.assert_array_equal(found.run.labels[...], compared(found)[found.best])
 
-    def test_votes_are_about_a_sample(self, tmp_path):
-        x, _ = town(2 * MOST_ROWS + 10)
-        found = tune(x, tmp_path / "out", n_trials=3, n_workers=2, n_partitions=5, sample=len(x))
-        [votes] = (tmp_path / "out").glob("tuning-*/voters/votes.npy")
-        rows = np.arange(0, len(x), 3)
-        voters = draw_trials(find_space(None, len(rows), {}), 51, 43, {})[1:]
-        written = Folder(str(votes.parent)).read_array("votes")
-        np.testing.assert_array_equal(written, voter_labels(np.ascontiguousarray(x[rows]), voters))
-        assert found.best == found.curve["best"][-1]
+    def test_of_many_points_asks_four_samples(self, tmp_path, monkeypatch):
+        for module in ("choosing", "comparing", "spaces"):
+            monkeypatch.setattr(f"spore_dask.{module}.LARGE", 2999)
+        x, _ = town()
+        found = tune(x, tmp_path / "out", n_trials=3, n_workers=0)
+        asked = compare(x.shape, {}, 42, n_trials=3)
+        assert len(found.trials) == len(asked.trials) == 3 + 8  # 3,000 points are below the cap
+        assert len(asked.samples) == 4
+        choice = choose(compared(found), asked.weights, votes=votes_on(x, asked))
+        assert_chosen_by(found, choice)
 
-    def test_with_labels_climbs(self, tmp_path):
+    def test_with_labels_is_the_highest_ari(self, tmp_path):
         x, y = town()
         names = np.array([f"cluster {label}" for label in y])
-        write_zarr(tmp_path / "y.zarr", np.stack([y, y], 1))
         array = zarr.create_array(str(tmp_path / "y1.zarr"), shape=y.shape, dtype=y.dtype, chunks=7)
         array[...] = y
         options = {"n_trials": 6, "n_workers": 0, "sample": 900}
         first = tune(x, tmp_path / "out", y=y, **options)
-        np.testing.assert_array_equal(
-            first.curve["score"], np.maximum.accumulate(first.trials["ari"])
-        )
         assert first.best == np.argmax(first.trials["ari"])
         events = []
         for again in (names, tmp_path / "y1.zarr", y.tolist(), array):
@@ -264,24 +346,47 @@ class TestChoice:
 
     def test_of_degenerate_trials_is_the_one_with_the_least_noise(self):
         labels = np.array([[0, 0, -1], [0, -1, -1], [0, 0, 0]], np.int32)
-        facts = [{"n_clusters": 1, "noise": noise, "seconds": 1.0} for noise in (0.3, 0.2, 0.4)]
-        found = judge(labels, np.zeros(3), facts, None)
-        assert found.degenerate
+        facts = [{"n_clusters": 1, "noise": noise} for noise in (0.3, 0.2, 0.4)]
+        found = chosen_of(choose(labels, usable=usable(facts)), facts, "auto")
+        assert found.is_degenerate
         assert found.best == 1
 
     def test_what_all_rows_say_decides_on_degenerate_trials(self):
         labels = np.array([[0, 0, 1, 1], [0, 0, 1, 1], [0, 1, 0, 1]], np.int32)
-        facts = [{"n_clusters": 2, "noise": noise, "seconds": 1.0} for noise in (0.6, 0.6, 0.1)]
-        found = judge(labels, np.zeros(3), facts, None)
+        facts = [{"n_clusters": 2, "noise": noise} for noise in (0.6, 0.6, 0.1)]
+        found = chosen_of(choose(labels, usable=usable(facts)), facts, "auto")
         assert found.best == 2
-        assert found.agreement[:2] == [None, None]
+        assert not np.isfinite(found.choice.scores[:2]).any()
 
     def test_of_noise_only_warns(self, tmp_path):
         space, fixed = {"max_z": [1.0, 2.0]}, {"z": -9.0, "max_scr_rounds": 0}
-        with pytest.warns(UserWarning, match=r"None of the 3 trials has two clusters .* least"):
+        with pytest.warns(UserWarning, match=r"None of the 3 configurations .* least noise"):
             found = tune(town()[0], tmp_path / "out", n_trials=3, n_workers=0, space=space, **fixed)
         assert found.best_params == {"max_z": None, **fixed}
         assert (found.trials["noise"] == 1).all()
+
+    def test_other_details_share_the_trials(self, tmp_path):
+        x, out, events = town()[0], tmp_path / "out", []
+        found = tune(x, out, n_trials=8, n_workers=0)
+        assert len(found.levels) > 1
+        assert set(Level._fields) <= set(found.levels.dtype.names)
+        assert (np.diff(found.levels["entropy"]) > 0).all()
+        for detail, place in (("coarse", 0), ("fine", -1)):
+            options = {"n_trials": 8, "n_workers": 0, "progress": events.append, "detail": detail}
+            other = tune(x, out, **options)
+            assert other.best == found.levels["trial"][place]
+            np.testing.assert_array_equal(other.run.labels[...], compared(found)[other.best])
+            assert other.levels.tolist() == found.levels.tolist()
+            assert other.run.choice["detail"] == detail
+            assert fit(x, out, **options).id == other.run.id
+        assert not {"neighbors", "trials", "voters"} & set(stage_ends(events))
+
+    def test_other_spaces_with_the_same_trials_have_other_voters(self, tmp_path):
+        options = {"n_trials": 3, "n_workers": 0, "seed": 5}
+        spaces = {"z_percentile": [40, 60]}, {"z_percentile": [40, 60, 80]}
+        found = [tune(town()[0], tmp_path / "out", space=space, **options) for space in spaces]
+        assert found[0].summary["params"] == found[1].summary["params"]
+        assert found[0].name != found[1].name
 
     @pytest.mark.parametrize(
         ("name", "z_percentile", "retention_rate", "ari"),
@@ -299,9 +404,11 @@ class TestChoice:
         with np.load(DATA / f"{name}.npz") as file:
             x, y = file["X"], file["y"]
         found = tune(x, tmp_path, y=y, n_trials=51, scale="clip-minmax", knn="exact", n_workers=0)
-        assert round(found.best_params["z_percentile"], 2) == z_percentile
-        assert round(found.best_params["retention_rate"], 2) == retention_rate
-        assert found.trials["ari"].max().round(2) == ari
+        drawn = found.trials[:51]  # what follows is a ladder of our own
+        best = drawn[np.argmax(drawn["ari"])]
+        assert best["z_percentile"].round(2) == z_percentile
+        assert best["retention_rate"].round(2) == retention_rate
+        assert best["ari"].round(2) == ari
 
 
 class TestFolders:
@@ -310,12 +417,15 @@ class TestFolders:
         found = tune(source, n_trials=5, n_workers=0, progress=events.append)
         stages = stage_ends(events)
         assert [stages.count(name) for name in ("scan", "neighbors", "trials")] == [1, 1, 1]
-        assert sum(event.stage == "trials" and event.kind == "task-done" for event in events) == 5
-        needed = [Params(**found.summary["params"][i]).resolve(3000).k for i in range(5)]
-        assert Graph(*found.run.graph).k == max(needed)
+        needed = [Params(**params).resolve(3000) for params in found.summary["params"]]
+        assert len(needed) == 13
+        n_orders = len({params.density_neighbors for params in needed})
+        n_done = sum(event.stage == "trials" and event.kind == "task-done" for event in events)
+        assert n_done == n_orders
+        assert Graph(*found.run.graph).k == max(params.k for params in needed)
         assert len(list(Path(found.path).glob("result-*"))) == 1
         verify(found.run)
-        assert "agreement" in repr(found)
+        assert "score" in repr(found)
         assert open_run(found.path).id == found.run.id
         again = open_tuning(found.path)
         assert without_seconds(again) == without_seconds(found)
@@ -341,7 +451,7 @@ class TestFolders:
 
     def test_a_tune_that_was_stopped_goes_on(self, tmp_path, monkeypatch, out_of_core):
         source, cluster = write_zarr(tmp_path / "x.zarr", town()[0]), trials._cluster_out_of_core
-        whole = tune(source, tmp_path / "whole", n_trials=5, n_workers=0)
+        whole = tune(source, tmp_path / "whole", space=FOUR, n_workers=0)
 
         def stop(spec, number, places):
             found = cluster(spec, number, places)
@@ -350,11 +460,11 @@ class TestFolders:
         with monkeypatch.context() as patch:
             patch.setattr(trials, "_cluster_out_of_core", stop)
             with pytest.raises(ZeroDivisionError):
-                tune(source, n_trials=5, n_workers=0)
+                tune(source, space=FOUR, n_workers=0)
         with pytest.raises(InputError, match="There is no finished tune"):
             open_tuning(tmp_path / "x.spore")
         events = []
-        found = tune(source, n_trials=5, n_workers=0, progress=events.append)
+        found = tune(source, space=FOUR, n_workers=0, progress=events.append)
         assert "neighbors" not in stage_ends(events)
         assert sum(event.stage == "trials" and event.kind == "task-done" for event in events) == 2
         assert without_seconds(found) == without_seconds(whole)
@@ -394,9 +504,18 @@ class TestFolders:
         )
         assert not {"scan", "neighbors"} & set(stage_ends(events))
         assert found.run.graph == (graph.path, graph.name)
-        few = build_graph(x, tmp_path / "few", 20, n_workers=0)
-        with pytest.raises(ParameterError, match=r"has 20 neighbours a row .* need"):
-            tune(x, tmp_path / "no", graph=few, n_trials=3, n_workers=0)
+        some = build_graph(x, tmp_path / "some", 30, n_workers=0)
+        found = tune(x, tmp_path / "less", graph=some, n_trials=6, n_workers=0)
+        needed = [Params(**params).resolve(3000).k for params in found.summary["params"]]
+        assert max(needed) <= 30
+        every = [trial.params for trial in find_trials(None, 3000, 6, 42, {})]
+        assert len(needed) == sum(params.resolve(3000).k <= 30 for params in every) < len(every)
+        few = build_graph(x, tmp_path / "few", 10, n_workers=0)
+        for call in (tune, fit):
+            words = r"has 10 neighbours per row, but only 0 of 11 .* build one with k >= 36, or"
+            with pytest.raises(ParameterError, match=words):
+                call(x, tmp_path / "no", graph=few, n_trials=3, n_workers=0)
+        assert not (tmp_path / "no").exists()
 
     def test_data_in_memory_has_a_folder_that_goes_with_the_result(self):
         found = tune(town()[0], n_trials=3, n_workers=0)
@@ -417,15 +536,64 @@ class TestFolders:
         with pytest.raises(InputError, match="has changed"):
             tune(source, n_trials=3, n_workers=0)
 
-    def test_fit_with_automatic_parameters(self, tmp_path):
+
+class TestDefault:
+    """`fit` and `SPORE` choose what is not given."""
+
+    def test_fit_and_the_estimator_choose_as_tune_does(self, tmp_path):
         x, _ = town()
-        found = tune(x, tmp_path / "out", n_trials=4, n_workers=0, max_scr_rounds=3)
-        options = {"params": "auto", "n_trials": 4, "n_workers": 0, "max_scr_rounds": 3}
-        run = fit(x, tmp_path / "out", **options)
-        assert run.id == found.run.id
-        assert run.summary["asked"]["max_scr_rounds"] == 3
-        temporary = fit(x, **options)
-        np.testing.assert_array_equal(temporary.labels[...], run.labels[...])
+        run = fit(x, tmp_path / "out", n_workers=0)
+        found = tune(x, tmp_path / "out", n_workers=0)
+        assert (run.id, run.choice) == (found.run.id, found.run.choice)
+        assert len(found.trials) == run.choice["n_trials"] == 39
+        assert run.choice["params"] == found.best_params
+        assert run.choice["score"] == found.trials["score"][found.best]
+        assert run.choice["tuning"] == found.name
+        model = SPORE(knn="exact").fit(x)
+        assert model.choice_ == {n: v for n, v in run.choice.items() if n != "tuning"}
+        np.testing.assert_array_equal(model.labels_, run.labels[...])
+        assert vars(model.params_) == run.summary["params"]
+        for detail in ("coarse", "fine"):
+            other = tune(x, tmp_path / "out", n_workers=0, detail=detail)
+            again = SPORE(knn="exact", detail=detail).fit(x)
+            np.testing.assert_array_equal(again.labels_, other.run.labels[...])
+
+    def test_what_is_given_is_held(self, tmp_path):
+        x, _ = town()
+        given = {"min_cluster_size": 50, "max_scr_rounds": 3, "n_trials": 4}
+        run = fit(x, n_workers=0, **given)
+        found = tune(x, tmp_path / "out", n_workers=0, **given)
+        assert (found.trials["min_cluster_size"] == 50).all()
+        assert (found.trials["max_scr_rounds"] == 3).all()
+        assert len(np.unique(found.trials["z_percentile"])) == 4 + 4
+        assert run.choice["params"] == found.best_params
+        assert run.summary["params"]["min_cluster_size"] == 50
+        np.testing.assert_array_equal(run.labels[...], found.run.labels[...])
+        np.testing.assert_array_equal(SPORE(**given).fit(x).labels_, run.labels[...])
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            {"params": "paper", "retention_rate": 0.2},
+            {"z": 1.0, "min_retained": 2, "min_cluster_size": 30, "expansion_neighbors": 20},
+        ],
+    )
+    def test_where_nothing_is_open_there_is_one_pass(self, tmp_path, given):
+        x, _ = town()
+        run = fit(x, tmp_path / "out", n_workers=0, **given)
+        assert run.choice is None
+        assert not list((tmp_path / "out").glob("tuning-*"))
+        model = SPORE(**given).fit(x)
+        assert model.choice_ is None
+        np.testing.assert_array_equal(model.labels_, run.labels[...])
+        resolved = Params(**{n: v for n, v in given.items() if n != "params"}).resolve(len(x))
+        assert run.summary["params"] == vars(resolved)
+
+    @pytest.mark.parametrize("n_points", [2, 3, 10])
+    def test_of_few_points(self, n_points):
+        x = np.random.default_rng(n_points).normal(size=(n_points, 2))
+        run = fit(x, n_workers=0)
+        np.testing.assert_array_equal(SPORE().fit(x).labels_, run.labels[...])
 
 
 @pytest.mark.parametrize(
