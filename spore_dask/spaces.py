@@ -17,8 +17,8 @@ OVERRULES = {"z": "z_percentile", "max_z": "max_z_percentile", "min_retained": "
 """Parameters that a user may fix, and what is not worth drawing, or would overrule them, then."""
 CAP = 5000
 """Minimum sizes are drawn as for this many points at most: more would lose small clusters."""
-N_UNCAPPED = 20
-"""Draws that are repeated without the cap where there are many points."""
+UNCAPPED = slice(10, 20)
+"""Draws without the cap where there are many points."""
 LADDER_SIZE = 25
 LADDER_PERCENTILES = (65, 80, 90, 97)
 LADDER_RETENTION = (None, 0.2)
@@ -102,13 +102,14 @@ def find_trials(
     """Return the trials to run, each once, the default configuration first.
 
     A given space has `n_trials` trials at most. Without one, a ladder of small minimum sizes and
-    generous thresholds is added, which does not vote; beyond 20,000 points also the first draws
-    without the cap on their minimum size.
+    generous thresholds is added, which does not vote. Beyond 20,000 points ten of the draws have no
+    cap on their minimum size.
     """
     drawn = draw(space, n_points, n_trials - 1, seed, fixed)
     if space is None:
         if n_points > LARGE:
-            drawn += draw(space, n_points, min(n_trials - 1, N_UNCAPPED), seed, fixed, cap=n_points)
+            uncapped = draw(space, n_points, n_trials - 1, seed, fixed, cap=n_points)
+            drawn[UNCAPPED] = uncapped[UNCAPPED]
         drawn += _ladder(n_points, seed, fixed)
     default = Params.from_keywords({"seed": seed, **fixed})
     first: dict[Params, Trial] = {}
