@@ -360,7 +360,10 @@ def test_from_trials_to_new_points(tmp_path):
     assert by_labels[0]["trials"] == by_labels[1]["trials"]
     assert max(one["ari"] for one in by_labels[0]["trials"]) > 0
     auto = invoke("fit", source, *trials, "--json", "--no-report")
-    assert strict(auto.stdout)["id"] == found["run"]["id"]
+    document = strict(auto.stdout)
+    assert document["id"] == found["run"]["id"]
+    assert document["choice"]["n_trials"] == len(rates)
+    assert f"among {len(rates)} configurations" in said.stdout
     run = tmp_path / "x.spore"
     predicted = strict(invoke("predict", run, source, "--workers", "0", "--json").stdout)
     assert predicted["n_points"] == 600

@@ -204,7 +204,7 @@ def test_the_calls_give_the_same_run(town):
     exec(recipes.python_call(run), found)
     assert found["run"].id == run.id
     words = shlex.split(recipes.command_line(run).replace("\\\n", ""))
-    given = ["--min-cluster-size", "60"]
+    given = ["--params", "paper", "--min-cluster-size", "60"]
     assert words == ["spore-dask", "fit", str(town / "town.zarr"), run.path, *given]
 
 
