@@ -2,11 +2,11 @@
 
     python -m pipelines.chaos [--runs 20] [--seed 0] [--points 200000] [--fault NAME ...]
 
-Each run is the command `spore-dask fit` against a real scheduler and two workers, with an output
-folder of its own. One fault hits it once, a random part into a random stage: SIGKILL of a worker,
-of the scheduler or of the driver; a store (moto's S3 server behind a proxy) that answers 500 until
-the driver gives up; a disk that is full (a small tmpfs); a file of the run that is flipped, cut or
-gone. Then the same command is called until it ends with exit code 0.
+Each run is the command `spore-dask fit --params paper` against a real scheduler and two workers,
+with an output folder of its own. One fault hits it once, a random part into a random stage: SIGKILL
+of a worker, of the scheduler or of the driver; a store (moto's S3 server behind a proxy) that
+answers 500 until the driver gives up; a disk that is full (a small tmpfs); a file of the run that
+is flipped, cut or gone. Then the same command is called until it ends with exit code 0.
 A run passes if its labels equal those of the undisturbed run element by element, `verify` finds
 nothing, and no call that failed left a result that says it is finished. Prints one line a run.
 """
@@ -181,6 +181,7 @@ class Driver:
 
     def __init__(self, source: str, out: str, address: str, n_partitions: int) -> None:
         own = ["--scheduler", address, "--n-partitions", str(n_partitions), "--keep", "all"]
+        own += ["--params", "paper"]
         code = "from spore_dask.cli import main; main()"
         command = [sys.executable, "-c", code, "fit", source, out, *own, "--progress", "json"]
         self.process = subprocess.Popen(

@@ -1,272 +1,236 @@
-"""How good the choice among trials without labels is, on data whose labels are known.
+"""How good the choice of parameters without labels is, on data whose labels are known.
 
-    python -m pipelines.choices --data FOLDER [sets] [cross] [fewer] [rows] [tuned]
+    python -m pipelines.choices --data FOLDER [PART ...] [--only NAME ...] [--reduced FOLDER]
 
-FOLDER has .npz files with X and y. Each set is prepared as in the paper (columns clipped to six
-deviations, then scaled to [0, 1], then some reduced by PCA) and clustered with the default
-configuration and 50 drawn ones over one graph; so are the generated sets of `pipelines.shapes`.
-`sets` prints the adjusted Rand index (ARI) of the default, of what the plain rule and ours choose,
-and of the best trial; `cross` chooses the two constants of the rule on other sets than it is
-measured on; `fewer` has fewer trials, alone or with 50 voters; `rows` compares only some rows;
-`tuned` has `tune` choose.
+Each set is clustered with all trials over one exact graph. A line has the adjusted Rand index (ARI)
+of the paper's default, of what is chosen and of the best trial, then the score of what is chosen,
+its clusters, its noise and the share of its largest cluster. The parts are
+
+sets      .npz files with X and y, prepared as in the paper: columns clipped to six deviations, then
+          scaled to [0, 1], then some reduced by PCA
+shapes    the small sets of `pipelines.shapes`
+clouds    a few large clouds that overlap, 40,000 points
+tails     clusters whose sizes follow a power law, 60,000 points; also the share of them that is
+          found, by their size
+reduced   .npz files with X and y that are taken as they are, such as UMAP's; beside them HDBSCAN
+nothing   data without clusters, which has no ARI
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import itertools
-import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import adjusted_rand_score
 
-from pipelines.benchmark.preparing import CLIP_MINMAX, Dataset, prepared, read_folder, scaled
-from pipelines.benchmark.spores import drawn
+from pipelines.benchmark.preparing import CLIP_MINMAX, labelled, prepared, read_folder, scaled
+from pipelines.scale.generating import BACKGROUND, clouds, tails
+from pipelines.scale.running import clusters_found
 from pipelines.shapes import generated
-from spore_dask import Params, tune
-from spore_dask.choosing import agreement, choose, degenerate
-from spore_dask.voters import voter_labels
+from spore_dask.choosing import LARGE
+from spore_dask.clustering import Clustering, GraphInMemory
+from spore_dask.comparing import choose_in_memory, compare, longest_rows
+from spore_dask.params import ResolvedParams
+from spore_dask.search import neighbor_rows
 
-Floats = NDArray[np.float64]
+Labels = NDArray[Any]
+Sets = Iterator[tuple[str, NDArray[Any], Labels]]
+"""Names, points and true labels."""
 
 HARD = {"har", "fashion", "pbmc3k"}
 BEYOND = {"mnist"}
 """Sets that the paper does not have."""
-LARGE = 20_000
-"""Points from which on the working dtype is float32."""
-N_ROWS = 5_000
-N_VOTERS = 50
-FEWER = (10, 20, 30, 51)
-N_SUBSETS = 3
-MADE_SEEDS = (1, 2, 3, 4)
-"""Seeds of the generated sets, and of the configurations drawn for them."""
-GRID = [(power, trust) for power in (1, 1.25, 1.5, 1.75, 2, 3) for trust in (0, 0.5, 1, 1.5, 2)]
-"""Exponents of the agreement, and of the weight 1 - retention rate, to choose from."""
+SHAPE_SEEDS = (1, 2)
+CLOUDS = (
+    (3, 2, 3.0), (5, 2, 3.2), (8, 2, 3.0), (4, 3, 3.2), (6, 5, 3.5),
+    (10, 8, 4.0), (3, 2, 2.6), (12, 2, 3.4), (5, 8, 4.0), (7, 4, 3.2),
+)  # fmt: skip
+"""Number of clouds, columns, and how far they are apart."""
+TAILS = ((2, 0.0), (2, 0.1), (2, 0.2), (8, 0.0), (8, 0.2), (32, 0.0), (32, 0.1), (32, 0.2))
+"""Columns, and the share of background."""
+N_CLOUD, N_TAIL = 40_000, 60_000
+NOTHING_SIZES = (500, 3000, 30_000)
+AIMS = {"shapes": 0.80, "clouds": 0.80}
+HEAD = ("default", "chosen", "best", "score", "clusters", "noise", "largest")
 
 
-@dataclasses.dataclass(frozen=True)
-class Trials:
-    """What the trials of one set gave."""
+class Outcome(NamedTuple):
+    """What was chosen for one set."""
 
     name: str
-    x: Floats
-    labels: NDArray[np.int32]
-    """(n_trials, N)."""
-    retention: Floats
-    """(n_trials,)"""
-    ari: Floats
-    """(n_trials,), against the true labels."""
-
-    def sample(self, n_rows: int = N_ROWS, seed: int = 0) -> NDArray[np.int64]:
-        """Return rows to compare."""
-        return np.random.default_rng(seed).permutation(len(self.x))[:n_rows]
+    aris: tuple[float, float, float]
+    """Of the default, of what was chosen, of the best trial."""
+    score: float
+    labels: Labels
+    """What was chosen."""
 
 
-def datasets(folder: Path) -> Iterator[Dataset]:
-    """Read and prepare the sets that have labels."""
+class Remembering(GraphInMemory):
+    """A graph that keeps the labels of each configuration."""
+
+    def cluster(self, params: ResolvedParams) -> Clustering:
+        """Cluster, and keep the labels."""
+        found = super().cluster(params)
+        self.__dict__.setdefault("found", {})[params] = found.labels
+        return found
+
+
+def chosen(name: str, x: NDArray[Any], y: Labels, seed: int) -> Outcome:
+    """Choose parameters for a set, and compare all trials with the truth, background aside."""
+    points = np.ascontiguousarray(x, np.float32 if len(x) > LARGE else np.float64)
+    compared = compare(points.shape, {}, seed)
+    rows = neighbor_rows(points, longest_rows(compared.trials, len(points)), "exact")
+    graph = Remembering(rows.neighbors, rows.distances, points)
+    choice = choose_in_memory(graph, compared, "auto")
+    labels = [graph.found[trial.params.resolve(len(points))] for trial in compared.trials]
+    inside = y != BACKGROUND
+    aris = [adjusted_rand_score(y[inside], each[inside]) for each in labels]
+    score = float(choice.choice.scores[choice.best])
+    return Outcome(name, (aris[0], aris[choice.best], max(aris)), score, labels[choice.best])
+
+
+def shape_of(labels: Labels) -> tuple[int, float, float]:
+    """Return the number of clusters, the share of noise, and that of the largest cluster."""
+    sizes = np.bincount(labels[labels >= 0], minlength=1)
+    return np.count_nonzero(sizes), float(np.mean(labels < 0)), sizes.max() / len(labels)
+
+
+def show(part: str, one: Outcome, more: str = "") -> None:
+    """Print a line."""
+    n_clusters, noise, largest = shape_of(one.labels)
+    figures = "".join(f"{value:>9.3f}" for value in (*one.aris, one.score))
+    print(f"{part:<9}{one.name:<28}{figures}{n_clusters:>9}{noise:>9.3f}{largest:>9.3f}{more}",
+          flush=True)  # fmt: skip
+
+
+def show_mean(part: str, outcomes: Iterable[Outcome], what: str, aim: float | None = None) -> None:
+    """Print the mean of some lines, and the aim for what is chosen."""
+    found = list(outcomes)
+    if found:
+        means = np.mean([(*one.aris, one.score) for one in found], axis=0)
+        figures = "".join(f"{value:>9.3f}" for value in means)
+        print(f"{part:<9}{f'mean of {len(found)}{what}':<28}{figures}"
+              + (f"   aim {aim:.2f}" if aim else ""))  # fmt: skip
+
+
+def paper_sets(folder: Path) -> Sets:
+    """Read the sets of the paper."""
     for raw in read_folder(folder):
-        yield from prepared(raw, CLIP_MINMAX)
+        if raw.name not in BEYOND:
+            yield from ((one.name, one.x, one.y) for one in prepared(raw, CLIP_MINMAX))
 
 
-def drawn_params(n_points: int, n_draws: int, seed: int) -> list[Params]:
-    """Draw configurations from the space of the paper."""
-    return [Params(**config) for config in drawn(n_points, n_draws, seed)]
+def shape_sets(folder: Path) -> Sets:
+    """Generate small sets."""
+    for seed in SHAPE_SEEDS:
+        for name, x, y in generated(seed):
+            yield f"{name} {seed}", scaled(x, CLIP_MINMAX), y
 
 
-def retention_of(trials: list[Params]) -> Floats:
-    """Return the retention rates, 0 where there are none."""
-    return np.array([params.retention_rate or 0.0 for params in trials])
+def cloud_sets(folder: Path) -> Sets:
+    """Generate large clouds that overlap."""
+    for seed, (n_clusters, n_columns, apart) in enumerate(CLOUDS):
+        drawn = clouds(n_columns, N_CLOUD, 0.0, seed, n_clusters, apart)
+        name = f"{n_clusters} clouds, {n_columns} columns, {apart}"
+        yield name, *drawn.rows(0, N_CLOUD)
 
 
-def tried(name: str, x: Floats, y: NDArray[np.int64], seed: int) -> Trials:
-    """Cluster with the default configuration and 50 others."""
-    trials = [Params(), *drawn_params(len(x), 50, seed)]
-    x = np.ascontiguousarray(x, np.float32 if len(x) > LARGE else np.float64)
-    labels = voter_labels(x, trials)
-    ari = np.array([adjusted_rand_score(y, row) for row in labels])
-    return Trials(name, x, labels, retention_of(trials), ari)
+def tail_sets(folder: Path) -> Sets:
+    """Generate clusters whose sizes follow a power law."""
+    for n_columns, background in TAILS:
+        drawn = tails(n_columns, N_TAIL, background)
+        yield f"{n_columns} columns, {background:.0%} around", *drawn.rows(0, N_TAIL)
 
 
-def plain_choice(labels: NDArray[np.int32]) -> int:
-    """Return the usable trial with the highest mean agreement with the other usable ones."""
-    usable = ~degenerate(labels)
-    voting = usable if usable.any() else np.ones(len(labels), bool)
-    pairs = agreement(labels)
-    np.fill_diagonal(pairs, 0)
-    return int(np.argmax(np.where(voting, pairs[:, voting].sum(axis=1).round(9), -np.inf)))
+def reduced_sets(folder: Path) -> Sets:
+    """Read sets that have few columns already."""
+    for name in labelled(folder):
+        with np.load(folder / f"{name}.npz") as file:
+            yield name, np.asarray(file["X"]), file["y"]
 
 
-def outcomes(one: Trials) -> Floats:
-    """Return the ARI of the default, the plain choice, our choice, and the best trial."""
-    labels = one.labels[:, one.sample()]
-    ours = choose(labels, one.retention).best
-    return one.ari[[0, plain_choice(labels), ours, int(np.argmax(one.ari))]]
+def nothing_sets(folder: Path) -> Sets:
+    """Generate data that is one cluster, or none."""
+    for n_points in NOTHING_SIZES:
+        rng = np.random.default_rng(n_points)
+        one, none = np.zeros(n_points, np.int64), np.arange(n_points)
+        for n_columns in (2, 8, 30):
+            shape = n_points, n_columns
+            yield f"normal, {n_points} x {n_columns}", rng.standard_normal(shape), one
+            yield f"uniform, {n_points} x {n_columns}", rng.random(shape), none
+        yield f"heavy tails, {n_points} x 3", rng.standard_t(3, (n_points, 3)), one
 
 
-def line(name: str, values: Floats) -> None:
-    """Print the four outcomes."""
-    print(f"{name:<36}" + "".join(f"{value:>9.3f}" for value in values))
-
-
-def print_sets(real: list[Trials], made: list[Trials]) -> None:
-    """Print the choice on each set, and means."""
-    print(f"{'':<36}{'default':>9}{'plain':>9}{'ours':>9}{'best':>9}")
-    found = {one.name: outcomes(one) for one in real}
-    for name, values in found.items():
-        line(name, values)
-    paper = {name: values for name, values in found.items() if name not in BEYOND}
-    easy = [values for name, values in paper.items() if name not in HARD]
-    line(f"mean of {len(easy)}, without {len(HARD)} hard ones", np.mean(easy, axis=0))
-    line(f"mean of {len(paper)}", np.mean(list(paper.values()), axis=0))
-    shapes = np.array([outcomes(one) for one in made])
-    names = np.array([one.name for one in made])
-    for name in dict.fromkeys(names):
-        line(f"{name} ({np.sum(names == name)})", shapes[names == name].mean(axis=0))
-    line(f"mean of {len(made)} generated", shapes.mean(axis=0))
-    for name, values in (("paper", np.array(list(paper.values()))), ("generated", shapes)):
-        gain = values[:, 2] - values[:, 1]
-        error = gain.std() / math.sqrt(len(gain))
-        print(f"ours above plain, {name}: {gain.mean():+.3f} +- {error:.3f}")
-
-
-def chosen_with(one: Trials) -> Floats:
-    """Return the ARI of what each pair of constants chooses."""
-    labels = one.labels[:, one.sample()]
-    pairs, useless = np.clip(agreement(labels), 0, 1), degenerate(labels)
-    found = []
-    for power, trust in GRID:
-        weights = (1 - one.retention) ** trust
-        votes = pairs**power * weights
-        np.fill_diagonal(votes, 0)
-        scores = (votes.sum(axis=1) / (weights.sum() - weights)).round(9)
-        scores[useless & ~useless.all()] = -np.inf
-        found.append(one.ari[np.argmax(scores)])
-    return np.array(found)
-
-
-def family(name: str) -> str:
-    """Return what similar sets of the paper have in common: they are held out together."""
-    return name.split("_")[0].rstrip("34")
-
-
-def print_cross(real: list[Trials], made: list[Trials]) -> None:
-    """Choose the constants on some sets, and measure them on others."""
-    real = [one for one in real if one.name not in BEYOND]
-    on_real = np.array([chosen_with(one) for one in real])
-    on_made = np.array([chosen_with(one) for one in made])
-    families = np.array([family(one.name) for one in real])
-    easy = np.array([one.name not in HARD for one in real])
-    plain = np.array([outcomes(one)[1] for one in real])
-    held = np.empty(len(real))
-    for name in np.unique(families):
-        out = families == name
-        held[out] = on_real[out, np.argmax(on_real[~out].mean(axis=0))]
-    best_made = int(np.argmax(on_made.mean(axis=0)))
-    moved = on_real[:, best_made]
-    for what, values in (
-        ("chosen on the other families of the paper", held),
-        (f"chosen on generated sets, {GRID[best_made]}", moved),
-    ):
-        gain = values - plain
-        print(
-            f"cross      {what}: {values[easy].mean():.3f} on {easy.sum()}, {values.mean():.3f} on "
-            f"{len(values)}; above plain {gain.mean():+.3f} +- {gain.std() / len(gain) ** 0.5:.3f}"
-        )
-    best_real = int(np.argmax(on_real.mean(axis=0)))
-    print(
-        f"cross      chosen on the paper's sets, {GRID[best_real]}: "
-        f"{on_made[:, best_real].mean():.3f} on {len(made)} generated, "
-        f"plain {np.mean([outcomes(one)[1] for one in made]):.3f}"
+def beside_tails(one: Outcome, x: NDArray[Any], y: Labels) -> str:
+    """Return the share of the true clusters that is found, by their size."""
+    found = clusters_found(y, one.labels)
+    return "   found " + ", ".join(
+        f"{name}: {n / n_true:.3f} of {n_true}" for name, (n, n_true) in found.items()
     )
 
 
-def print_fewer(real: list[Trials], made: list[Trials]) -> None:
-    """Choose among some of the trials, with and without voters."""
-    for what, sets in (("paper", real), ("generated", made)):
-        found = np.mean([fewer(one) for one in sets if one.name not in BEYOND], axis=0)
-        for n_trials, (plain, ours, voted, best) in zip(FEWER, found, strict=True):
-            print(
-                f"fewer      {what}, {n_trials} trials: plain {plain:.3f}, ours {ours:.3f}, "
-                f"with {N_VOTERS} voters {voted:.3f}, best {best:.3f}"
-            )
+def beside_reduced(one: Outcome, x: NDArray[Any], y: Labels) -> str:
+    """Return what HDBSCAN finds."""
+    from hdbscan import HDBSCAN
+
+    labels = HDBSCAN(min_cluster_size=30).fit(x).labels_
+    n_clusters, noise, largest = shape_of(labels)
+    ari = adjusted_rand_score(y, labels)
+    return (
+        f"   HDBSCAN: ARI {ari:.3f}, {n_clusters} clusters, noise {noise:.3f}, largest "
+        f"{largest:.3f}"
+    )
 
 
-def fewer(one: Trials) -> Floats:
-    """Return the ARI of the plain choice, ours, ours with voters, the best, a row each of FEWER."""
-    rows = one.sample()
-    voters = drawn_params(len(rows), N_VOTERS, seed=len(one.x))
-    votes = voter_labels(np.ascontiguousarray(one.x[rows]), voters)
-    rates = retention_of(voters)
-    found = np.zeros((len(FEWER), N_SUBSETS, 4))
-    for (i, n_trials), seed in itertools.product(enumerate(FEWER), range(N_SUBSETS)):
-        order = 1 + np.random.default_rng(seed).permutation(len(one.ari) - 1)
-        some = np.append(0, order[: n_trials - 1])
-        labels, own = one.labels[np.ix_(some, rows)], one.retention[some]
-        ours = choose(labels, own).best
-        voted = choose(labels, own, voters=votes, voter_retention=rates).best
-        best = int(np.argmax(one.ari[some]))
-        found[i, seed] = one.ari[some[[plain_choice(labels), ours, voted, best]]]
-    return found.mean(axis=1)
-
-
-def print_rows(real: list[Trials], made: list[Trials]) -> None:
-    """Compare samples of the rows of large sets."""
-    for one in real:
-        if len(one.x) > N_ROWS:
-            means = []
-            for n_rows in (20_000, 5_000, 2_000, 1_000):
-                rows = [one.sample(n_rows, seed) for seed in range(3 if n_rows < len(one.x) else 1)]
-                best = [choose(one.labels[:, some], one.retention).best for some in rows]
-                means.append(f"{n_rows} {one.ari[best].mean():.3f}")
-            print(f"rows       {one.name}, {len(one.x)} points: {', '.join(means)}")
-
-
-def print_tuned(real: list[Trials], made: list[Trials]) -> None:
-    """Have `tune` itself choose, voters included, among the same trials of the paper's sets."""
-    chosen = {}
-    for one in real:
-        if one.name not in BEYOND:
-            best = tune(one.x, n_trials=len(one.ari), n_workers=0).best
-            chosen[one.name] = float(one.ari[best])
-            print(f"tuned      {one.name:<28}{chosen[one.name]:.3f}", flush=True)
-    easy = [ari for name, ari in chosen.items() if name not in HARD]
-    print(f"tuned      mean of {len(easy)} {np.mean(easy):.3f} (aim 0.80), "
-          f"of {len(chosen)} {np.mean([*chosen.values()]):.3f} (aim 0.76)")  # fmt: skip
-
-
-PARTS: dict[str, Callable[[list[Trials], list[Trials]], None]] = {
-    "sets": print_sets,
-    "cross": print_cross,
-    "fewer": print_fewer,
-    "rows": print_rows,
-    "tuned": print_tuned,
+PARTS: dict[str, Callable[[Path], Sets]] = {
+    "sets": paper_sets,
+    "shapes": shape_sets,
+    "clouds": cloud_sets,
+    "tails": tail_sets,
+    "reduced": reduced_sets,
+    "nothing": nothing_sets,
 }
+BESIDE = {"tails": beside_tails, "reduced": beside_reduced}
+
+
+def run_part(part: str, folder: Path, only: list[str], seed: int) -> None:
+    """Print the lines of a part, and their means."""
+    outcomes = []
+    for name, x, y in PARTS[part](folder):
+        if not only or any(word in name for word in only):
+            outcomes.append(chosen(name, x, y, seed))
+            beside = BESIDE.get(part)
+            show(part, outcomes[-1], beside(outcomes[-1], x, y) if beside else "")
+    if part == "sets":
+        easy = [one for one in outcomes if one.name not in HARD]
+        show_mean(part, easy, " that are not hard", 0.82)
+    show_mean(part, outcomes, "", 0.78 if part == "sets" else AIMS.get(part))
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the parts that the command line asks for."""
     parser = argparse.ArgumentParser(prog="choices", description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="which; all by default")
-    parser.add_argument("--data", type=Path, required=True, help="a folder of .npz files")
-    parser.add_argument("--seed", type=int, default=42, help="of what is drawn for the data")
+    parser.add_argument("--data", type=Path, help="a folder of .npz files, for `sets`")
+    parser.add_argument("--reduced", type=Path, help="a folder of .npz files, for `reduced`")
+    parser.add_argument("--only", nargs="*", default=[], help="sets whose name has one of these")
+    parser.add_argument("--seed", type=int, default=42, help="of the trials")
     options = parser.parse_args(arguments)
-    started = time.perf_counter()
-    real = [tried(one.name, one.x, one.y, options.seed) for one in datasets(options.data)]
-    needs_made = set(options.parts or PARTS) - {"rows", "tuned"}
-    made = [
-        tried(name, scaled(x, CLIP_MINMAX), y, seed)
-        for seed in (MADE_SEEDS if needs_made else ())
-        for name, x, y in generated(seed)
-    ]
-    print(f"           trials: {time.perf_counter() - started:.0f} s", file=sys.stderr)
-    for name in options.parts or PARTS:
-        PARTS[name](real, made)
+    folders = {"sets": options.data, "reduced": options.reduced}
+    parts = options.parts or [name for name in PARTS if folders.get(name, name)]
+    if any(folders.get(name, name) is None for name in parts):
+        parser.error("`sets` needs --data, and `reduced` needs --reduced.")
+    print(f"{'':<37}" + "".join(f"{name:>9}" for name in HEAD))
+    for part in parts:
+        started = time.perf_counter()
+        run_part(part, folders.get(part, Path()), options.only, options.seed)
+        print(f"         {part}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
 
 
 if __name__ == "__main__":

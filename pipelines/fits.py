@@ -1,8 +1,10 @@
-"""Benchmarks of `fit`, `tune` and `predict`: equality, bytes, memory, speed, scaling, estimates.
+"""Benchmarks of `fit` and `predict`: equality, bytes, memory, speed, scaling, estimates, choice.
 
     python -m pipelines.fits [PART ...] [--peer-python PATH] [--data FOLDER]
+    python -m pipelines.fits choice [--points 1e6] [--columns 2 8 64] [--runs 2]
 
-Prints one line a measurement, with the aim beside it. `speed` compares with fast_hdbscan (if it is
+Prints one line a measurement, with the aim beside it. Fits have the parameters of the paper; only
+`choice` compares them with fits that choose their own. `speed` compares with fast_hdbscan (if it is
 installed) and, given a Python 3.12 that has it, with spore-clustering. `predict` takes mnist and
 `estimate` also glove100 and fashion from the folder of the real datasets, if it is there.
 """
@@ -14,6 +16,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,18 +26,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from sklearn.metrics import adjusted_rand_score
 
 from pipelines.graphs import generate, timed, write_zarr
+from pipelines.scale.generating import BACKGROUND, mixture, write_labels
+from pipelines.scale.generating import write_zarr as write_mixture
 from spore_dask import (
     Params,
-    Tuning,
     build_graph,
     cluster_graph,
     estimate,
     fit,
     open_run,
     predict,
-    tune,
 )
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.estimates import StageEstimate
@@ -55,7 +60,7 @@ def cluster() -> Iterator[Any]:
     ):
         x, _ = blobs_and_shapes(20_000, 2, dtype=np.float32)
         for _ in range(2):
-            fit(x, client=client)
+            fit(x, client=client, params="paper")
         yield client
 
 
@@ -78,7 +83,8 @@ def equality(options: argparse.Namespace, folder: Path) -> None:
     ):
         name = f"{n_workers}-{n_chunks}-{n_partitions}"
         source = write_zarr(folder / f"{name}.zarr", x, n_chunks)
-        run = fit(source, n_workers=n_workers, n_partitions=n_partitions, cache_limit=cache)
+        given = {"n_workers": n_workers, "n_partitions": n_partitions, "cache_limit": cache}
+        run = fit(source, params="paper", **given)
         n_equal = int((np.asarray(run.labels[...]) == expected).sum())
         print(
             f"equality   200,000 x 2 with 35,000 copies, {n_chunks} chunks, {n_workers} workers, "
@@ -94,7 +100,7 @@ def read_bytes(options: argparse.Namespace, folder: Path) -> None:
         source = write_zarr(folder / f"bytes{n_columns}.zarr", x)
         k = Params().resolve(len(x)).expansion_neighbors
         cache = len(x) * (k + 1) * 8 // 10
-        run = fit(source, cache_limit=cache, n_workers=N_WORKERS)
+        run = fit(source, cache_limit=cache, n_workers=N_WORKERS, params="paper")
         facts = run.summary["stages"]["expand"]
         print(
             f"bytes      1,000,000 x {n_columns}, cache {facts['cache_nbytes'] / 1e6:.0f} MB: "
@@ -107,7 +113,7 @@ def read_bytes(options: argparse.Namespace, folder: Path) -> None:
 FIT = """
 import json, os, sys
 from spore_dask import fit
-run = fit(sys.argv[1], memory_limit=sys.argv[2], n_workers=2)
+run = fit(sys.argv[1], memory_limit=sys.argv[2], n_workers=2, params="paper")
 print(json.dumps({"own": str(os.getpid()), "id": run.id}))
 """
 
@@ -186,7 +192,7 @@ def speed(options: argparse.Namespace, folder: Path) -> None:
         peers.append(("spore-clustering exact", options.peer_python, AUTHOR, "exact", 1 / 5))
         peers.append(("spore-clustering default", options.peer_python, AUTHOR, "default", 1 / 20))
     for _ in range(6):  # compiles what any worker, and this process, may need
-        fit(x[:20_000], n_workers=N_WORKERS)
+        fit(x[:20_000], n_workers=N_WORKERS, params="paper")
     for i in range(options.runs):
         seconds = fit_once("workers of its own", source, folder / f"own-{i}", n_workers=N_WORKERS)
         for name, python, code, argument, aim in peers if i < options.peer_runs else []:
@@ -205,7 +211,7 @@ def fit_once(what: str, source: str, out: Path, **options: Any) -> float:
         if (event.stage, event.kind) == ("neighbors", "stage-end"):
             searched.append(time.perf_counter())
 
-    seconds, run = timed(lambda: fit(source, out, progress=watch, **options))
+    seconds, run = timed(lambda: fit(source, out, params="paper", progress=watch, **options))
     after = time.perf_counter() - searched[0]
     print(
         f"speed      1,000,000 x 2, {what}: {seconds:.2f} s, of which {after:.2f} s after the "
@@ -223,7 +229,7 @@ def scaling(options: argparse.Namespace, folder: Path) -> None:
             seconds = [
                 timed(
                     lambda s=source, p=params, n=name: fit(
-                        s, f"{s}-{n.replace(' ', '')}", client=client, **p
+                        s, f"{s}-{n.replace(' ', '')}", client=client, params="paper", **p
                     )
                 )[0]
                 for source in sources
@@ -239,9 +245,9 @@ ESTIMATED = """
 import json, sys, time
 from spore_dask import fit
 source, out, given = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-fit(source, out + "-before", n_workers=2, **given)
+fit(source, out + "-before", n_workers=2, params="paper", **given)
 started = time.perf_counter()
-run = fit(source, out, n_workers=2, keep="all", **given)
+run = fit(source, out, n_workers=2, keep="all", params="paper", **given)
 print(json.dumps({"seconds": time.perf_counter() - started, "stages": run.summary["stages"]}))
 """
 
@@ -335,7 +341,7 @@ def predictions(options: argparse.Namespace, folder: Path) -> None:
     )
     del x
     with cluster() as client:
-        fit_seconds, run = timed(lambda: fit(source, client=client))
+        fit_seconds, run = timed(lambda: fit(source, client=client, params="paper"))
         for _ in range(2):  # the first compiles
             seconds, _ = timed(lambda: predict(run, new, folder / f"{time.time()}", client=client))
     own = np.mean(predict(run, source, n_workers=N_WORKERS).labels[...] == run.labels[...])
@@ -370,8 +376,6 @@ def memory_line(summary: dict[str, Any]) -> str:
 
 def predict_digits(path: Path, folder: Path) -> None:
     """Fit 60,000 digits, predict the other 10,000, and compare both with the truth."""
-    from sklearn.metrics import adjusted_rand_score
-
     with np.load(path) as file:
         x, y = (file["X"] / 255).astype(np.float32), file["y"]
     order = np.random.default_rng(0).permutation(len(x))
@@ -379,7 +383,8 @@ def predict_digits(path: Path, folder: Path) -> None:
     new = write_zarr(folder / "new-digits.zarr", x[order[60_000:]])
     del x
     for name, params in (("defaults", {}), (str(MNIST), MNIST)):
-        fit_seconds, run = timed(lambda params=params: fit(source, n_workers=N_WORKERS, **params))
+        given = {"n_workers": N_WORKERS, "params": "paper", **params}
+        fit_seconds, run = timed(lambda given=given: fit(source, **given))
         seconds, found = timed(lambda run=run: predict(run, new, n_workers=N_WORKERS))
         scores = [
             adjusted_rand_score(truth, np.asarray(labels[...]))
@@ -396,41 +401,56 @@ def predict_digits(path: Path, folder: Path) -> None:
         )
 
 
-def tuning(options: argparse.Namespace, folder: Path) -> None:
-    """Compare a tune of 30 trials of 1,000,000 x 2 with one fit, both with workers of their own."""
-    x, y = blobs_and_shapes(1_000_000, 2, dtype=np.float32)
-    source = write_zarr(folder / "tune.zarr", x)
-    small = x[:20_000]
-    for _ in range(2):  # compiles what workers and this process need
-        tune(small, n_trials=4, n_workers=N_WORKERS)
-        fit(small, n_workers=N_WORKERS)
-    for i in range(options.runs):
-        before = fit_once("workers of its own", source, folder / f"fit-{i}", n_workers=N_WORKERS)
-        seconds, found = timed(lambda i=i: tune_once(source, folder / f"tune-{i}"))
-        after = fit_once("workers of its own", source, folder / f"again-{i}", n_workers=N_WORKERS)
-        trials = found.trials["seconds"]
-        truth = tune(source, folder / f"tune-{i}", y=y, n_workers=N_WORKERS)
-        aris = truth.trials["ari"]
-        print(
-            f"tune       1,000,000 x 2, {len(trials)} trials, {N_WORKERS} workers: "
-            f"{seconds:.1f} s, {2 * seconds / (before + after):.1f} times a fit (aim 8); a trial "
-            f"took {trials.mean():.2f} s ({trials.min():.2f} to {trials.max():.2f}); ARI of the "
-            f"default {aris[0]:.3f}, of what was chosen {aris[found.best]:.3f}, of the best "
-            f"{aris.max():.3f}"
-        )
+CHOICE_AIMS = {2: 4.0, 8: 2.0, 64: 1.5}
+"""For numbers of columns, the time of a fit that chooses its parameters over that of one pass."""
+WARM_POINTS = 21_000
+"""Beyond 20,000 points a choice takes all its steps."""
 
 
-def tune_once(source: str, out: Path) -> Tuning:
-    """Tune, and print how long each stage took."""
-    ended: dict[str, float] = {}
+def choice(options: argparse.Namespace, folder: Path) -> None:
+    """Compare fits that choose their parameters with fits in one pass, taking turns."""
+    n_points = int(options.points)
+    for n_columns in options.columns:
+        drawn = mixture(n_columns)
+        source, truth = folder / f"choice-{n_columns}.zarr", folder / "truth.npy"
+        write_mixture(source, drawn, n_points)
+        write_labels(truth, drawn, n_points)
+        small, y = drawn.rows(0, WARM_POINTS)[0], np.load(truth)
+        for params in 2 * ("paper", "auto"):  # compiles what workers and this process need
+            fit(small, n_workers=N_WORKERS, params=params)
+        seconds: dict[str, list[float]] = {"paper": [], "auto": []}
+        for i in range(options.runs):
+            for params, spent in seconds.items():
+                out = folder / f"choice-{n_columns}-{params}-{i}"
+                spent.append(
+                    choose_once(f"{n_points:,} x {n_columns}", str(source), out, params, y)
+                )
+                shutil.rmtree(out)
+        ratio = np.median(seconds["auto"]) / np.median(seconds["paper"])
+        aim = CHOICE_AIMS.get(n_columns)
+        print(f"choice     {n_points:,} x {n_columns}: {ratio:.2f} times (aim {aim})", flush=True)
+        shutil.rmtree(source)
+
+
+def choose_once(what: str, source: str, out: Path, params: str, y: NDArray[np.int32]) -> float:
+    """Fit, print what it took and found, and return the seconds."""
+    steps: dict[str, float] = {}
 
     def watch(event: Any) -> None:
-        if event.kind == "stage-end" and event.n_done:
-            ended[event.stage] = ended.get(event.stage, 0.0) + event.seconds
+        if event.kind == "stage-end":
+            steps[event.stage] = steps.get(event.stage, 0.0) + event.seconds
 
-    found = tune(source, out, n_workers=N_WORKERS, progress=watch)
-    print("tune       " + ", ".join(f"{name} {spent:.1f}" for name, spent in ended.items()) + " s")
-    return found
+    given = {"n_workers": N_WORKERS, "params": params, "progress": watch}
+    seconds, run = timed(lambda: fit(source, out, **given))
+    inside = y != BACKGROUND
+    ari = adjusted_rand_score(y[inside], np.asarray(run.labels[...])[inside])
+    score = f", score {run.choice['score']:.3f}" if run.choice else ""
+    print(
+        f"choice     {what}, {params}: {seconds:.1f} s, ARI {ari:.3f}, {run.n_clusters} clusters"
+        f"{score}: " + ", ".join(f"{name} {spent:.1f}" for name, spent in steps.items()),
+        flush=True,
+    )
+    return seconds
 
 
 PARTS = {
@@ -441,7 +461,7 @@ PARTS = {
     "scaling": scaling,
     "estimate": estimates,
     "predict": predictions,
-    "tune": tuning,
+    "choice": choice,
 }
 
 
@@ -449,7 +469,8 @@ def interpreter_nbytes() -> int:
     """Return the peak of a process that has fitted next to nothing."""
     code = (
         "import sys, numpy as np; from spore_dask import fit\n"
-        "run = fit(np.random.default_rng(0).random((2000, 2)).astype('f4'), n_workers=2)\n"
+        "x = np.random.default_rng(0).random((2000, 2)).astype('f4')\n"
+        "run = fit(x, n_workers=2, params='paper')\n"
         "import os; own = f':{os.getpid()}'\n"
         "print([v for k, v in run.summary['peak_nbytes'].items() if k.endswith(own)][0])"
     )
@@ -462,12 +483,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="fits", description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="which; all by default")
     parser.add_argument("--peer-python", help="a Python 3.12 with spore-clustering")
-    parser.add_argument("--runs", type=int, default=1, help="repetitions in `speed` and `tune`")
+    parser.add_argument("--runs", type=int, default=1, help="repetitions in `speed` and `choice`")
     parser.add_argument("--peer-runs", type=int, default=1, help="repetitions of the peers")
+    parser.add_argument("--points", type=float, default=1e6, help="points in `choice`")
+    parser.add_argument("--columns", type=int, nargs="+", default=[*CHOICE_AIMS], help="the same")
     beside = Path(__file__).parents[2] / "shared" / "data"
     parser.add_argument("--data", type=Path, default=beside, help="folder of the real datasets")
     options = parser.parse_args(arguments)
-    options.interpreter = interpreter_nbytes()
+    if not options.parts or "memory" in options.parts:
+        options.interpreter = interpreter_nbytes()
     for name in options.parts or PARTS:
         with tempfile.TemporaryDirectory() as folder:
             started = time.perf_counter()

@@ -427,7 +427,7 @@ def lengths(options: argparse.Namespace, folder: Path) -> None:
                     runs = [
                         fit(
                             sources[name], folder / f"{name}-{knn}-{z}-{kind}-{i}", knn=knn,
-                            z_percentile=z, client=client,
+                            z_percentile=z, params="paper", client=client,
                         )
                         for i in range(options.runs + 1)  # the first loads what is compiled
                     ]  # fmt: skip

@@ -66,7 +66,7 @@ def exact_labels(x: Floats, config: Config, shared: Rows | None) -> Labels:
     """Cluster with exact neighbours: those at hand, or the estimator's own."""
     if shared is not None:
         return labels_on(shared, x, config)
-    return np.asarray(SPORE(knn="exact", **config).fit(x).labels_, np.int64)
+    return np.asarray(SPORE(params="paper", knn="exact", **config).fit(x).labels_, np.int64)
 
 
 def approximate_labels(x: Floats, config: Config, shared: Rows | None) -> Labels:

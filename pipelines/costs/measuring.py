@@ -188,7 +188,7 @@ def _cluster(n_workers: int) -> Iterator[Any]:
         for n_columns, knn in ((2, "exact"), (8, "exact"), (64, "approximate")):
             x, _ = blobs_and_shapes(WARM_POINTS, n_columns, dtype=np.float32)
             for _ in range(2):
-                fit(x, client=client, knn=knn)
+                fit(x, client=client, knn=knn, params="paper")
         yield client
 
 
@@ -261,6 +261,7 @@ def _measure_fit(case: Case, client: Any, place: Path) -> Document:
             memory_limit=MEMORY_LIMIT,
             progress=watch,
             keep="all",
+            params="paper",
             **case.options,
         )
         seconds = time.perf_counter() - started

@@ -309,10 +309,10 @@ def _check(path: str, within: str, found: dict[str, Any], known: Mapping[str, Ke
 @functools.cache
 def parameter_options(kind: str) -> dict[str, Option]:
     """Return what may be among the parameters of a job, from the signatures of the API."""
-    leave_out = NOT_PARAMETERS if kind == FIT else (*NOT_PARAMETERS, "params")
-    if kind == REFRESH:
-        leave_out = (*leave_out, "n_trials", "graph")  # of one day's data
-    return {str(option.name): option for option in options_of(API[kind], leave_out)}
+    # A tune always chooses; the graph of one day's data does not fit another's.
+    own = {FIT: (), TUNE: ("params",), REFRESH: ("graph",)}[kind]
+    options = options_of(API[kind], (*NOT_PARAMETERS, *own))
+    return {str(option.name): option for option in options}
 
 
 def _parameters(path: str, kind: str, found: dict[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from pipelines.jobs import publishing
 from pipelines.jobs.documents import REFRESH, Job
 from pipelines.jobs.places import Place, address
 from pipelines.jobs.refreshing import check_last
-from pipelines.jobs.tuning import ONLY_TUNE
+from pipelines.jobs.tuning import CHOOSING
 from spore_dask.cli import Answer, estimate_answer
 
-NOT_ESTIMATED = {*ONLY_TUNE, "params"}
+NOT_ESTIMATED = {*CHOOSING, "params"}
 
 
 def dry_answer(job: Job) -> Answer:

@@ -17,8 +17,8 @@ from pipelines.jobs.places import address
 from pipelines.jobs.records import Work, workers
 from spore_dask.cli import Answer, Voice, tuning_answer
 
-ONLY_TUNE = ("y", "n_trials", "space", "sample")
-"""Parameters of `tune` that `fit` does not have."""
+CHOOSING = ("y", "n_trials", "detail", "space", "sample")
+"""Parameters that tell how to choose others."""
 
 
 def tune_answer(job: Job, voice: Voice) -> Answer:
@@ -45,10 +45,11 @@ def tune_answer(job: Job, voice: Voice) -> Answer:
 def best_document(job: Job, best: dict[str, Any]) -> str:
     """Return a file for the jobs `fit` and `refresh`, with the parameters that were chosen.
 
-    It has `{date}` where the file of this job has it.
+    It has `{date}` where the file of this job has it. All else is the paper's, as in the trials.
     """
-    chosen = {name: value for name, value in job.parameters.items() if name not in ONLY_TUNE}
+    chosen = {name: value for name, value in job.parameters.items() if name not in CHOOSING}
     chosen |= {name: value for name, value in best.items() if value is not None}
+    chosen["params"] = "paper"
     texts = job.undated
     about = {
         "input": address(texts["input"]),

@@ -10,6 +10,7 @@ from dask.utils import parse_bytes
 
 from pipelines.scale.cells import write_machine
 from pipelines.scale.contestants import CONTESTANTS
+from pipelines.scale.generating import FAMILIES
 from pipelines.scale.running import ROOT, Settings, check_earlier, run_cells
 from spore_dask import SporeError
 
@@ -63,6 +64,8 @@ def commands() -> None:
 @click.option("--peer-python", default=str(PEER_PYTHON), help="Has spore-clustering 1.0.0.")
 @click.option("--work", type=click.Path(path_type=Path), help="Where data is generated.")
 @click.option("--seed", default=0, help="Seed of the data.")
+@click.option("--family", type=click.Choice(list(FAMILIES)), default="shapes", help="Of data.")
+@click.option("--background", type=click.FloatRange(0, 0.9), help="Share of rows in no cluster.")
 def run(
     out: Path,
     points: tuple[int, ...],
@@ -70,6 +73,8 @@ def run(
     without: tuple[str, ...],
     only: tuple[str, ...],
     also: tuple[str, ...],
+    family: str,
+    background: float | None,
     **options: object,
 ) -> None:
     """Measure all contestants, ours first; what OUT has already is not run again."""
@@ -86,6 +91,8 @@ def run(
         peer_python=str(options["peer_python"]),
         work=options["work"] if isinstance(options["work"], Path) else None,
         seed=int(str(options["seed"])),
+        family=family,
+        background=FAMILIES[family] if background is None else background,
         say=lambda line: print(line, flush=True),
     )
     try:
@@ -100,7 +107,7 @@ def run(
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="What `run` wrote.")
 @click.option("--docs", type=click.Path(path_type=Path), required=True, help="Folder of the page.")
 def page(out: Path, docs: Path) -> None:
-    """Write tables and plots of OUT into DOCS/results.md, in the section "scale"."""
+    """Write tables and plots of OUT into DOCS/results.md, in the section of its family of data."""
     from pipelines.scale.page import write_page
 
     try:

@@ -48,6 +48,10 @@ class Result:
     """Times what ours took, that the others might take."""
     seed: int | None = None
     """Of the data."""
+    family: str = "shapes"
+    """Kind of the data."""
+    background: float = 0.03
+    """Share of the rows that belong to no cluster."""
     seconds: float | None = None
     """From the start of clustering, with loading, without imports and compilation."""
     stopped_seconds: float | None = None
@@ -70,7 +74,14 @@ class Result:
     """Share of the rows that have no cluster."""
     recall: float | None = None
     """Of the neighbours that ours has found."""
+    n_true: int | None = None
+    """Clusters that the data has."""
+    found: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    """For each class of sizes, how many true clusters were found, of how many."""
+    choice: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What ours has chosen: `params`, their `score`, and `n_trials`."""
     stage_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    """What each of our stages took; "trials" is all that compares configurations."""
 
     @property
     def done(self) -> bool:

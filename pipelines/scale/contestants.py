@@ -5,9 +5,10 @@ drawn rows, marks the start, clusters, and writes the labels and what it took. I
 before a contestant runs, so that any Python that has a contestant's package can run it.
 
 All have two threads or two processes. K-means variants are told the true number of clusters. The
-HDBSCAN variants get as `min_cluster_size` what ours resolves to for as many points, and as
-`min_samples` our `density_neighbors`, since their own default, `min_cluster_size`, smooths far
-more. All else is at its default. The process ends with the one that started it.
+HDBSCAN variants get as `min_cluster_size` the paper's default for as many points (at most 30
+where clusters are small). As `min_samples` they get its `density_neighbors`: their own default,
+`min_cluster_size`, smooths far more. All else is at its default. The process ends with the one
+that started it.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ FEW_COLUMNS = 16
 """Up to here trees find neighbours; beyond, approximate searches do."""
 CHUNK_NBYTES = 32 << 20
 """Size of the blocks that dask-ml reads, at most; there are eight at least."""
-WIDE_PERCENTILE = 80
-"""In place of the default, 50."""
+CHOOSING = ("trials", "sample", "voters")
+"""Steps of a fit that compare configurations."""
 N_WARM, N_WARM_CLUSTERS = 2000, 8
 """Rows that all compile on."""
 PARENT_SECONDS = 0.5
@@ -103,10 +104,16 @@ def cluster_ours(job: Job, source: Any, **options: Any) -> tuple[Labels, dict[st
     import spore_dask
     from spore_dask.engine import peak_nbytes
 
+    spent = [0.0]
+
+    def watch(event: Any) -> None:
+        if event.kind == "stage-end" and event.stage in CHOOSING:
+            spent.append(event.seconds)
+
     out = str(Path(job.folder) / "run") if isinstance(source, str) else None
     where = {"memory_limit": job.memory_limit, "n_workers": job.n_threads}
-    run = spore_dask.fit(source, out, keep="labels", **where, **options)
-    summary = run.summary
+    run = spore_dask.fit(source, out, keep="labels", progress=watch, **where, **options)
+    summary, choice = run.summary, run.choice or {}
     facts = {
         "own_peak_nbytes": max(summary["peak_nbytes"].values()),
         "resident_nbytes": peak_nbytes(),  # the system's mark is set back by each stage
@@ -115,22 +122,16 @@ def cluster_ours(job: Job, source: Any, **options: Any) -> tuple[Labels, dict[st
             name: stage["seconds"]
             for name, stage in summary["stages"].items()
             if "seconds" in stage
-        },
+        }
+        | ({"trials": sum(spent)} if choice else {}),
+        "choice": {name: choice[name] for name in ("params", "score", "n_trials") if choice},
     }
     return np.asarray(run.labels[...]), facts
 
 
-def cluster_tuned(job: Job, source: Any) -> tuple[Labels, dict[str, Any]]:
-    """Fit with parameters that it chooses itself, without labels, among 30 configurations."""
-    return cluster_ours(job, source, params="auto")
-
-
-def cluster_wide(job: Job, source: Any) -> tuple[Labels, dict[str, Any]]:
-    """Fit with a wider threshold than the default, which breaks up what is one cluster here.
-
-    Found with the true labels at hand, among a few values and 10^5 rows in 2 and 8 columns.
-    """
-    return cluster_ours(job, source, z_percentile=WIDE_PERCENTILE)
+def cluster_paper(job: Job, source: Any) -> tuple[Labels, dict[str, Any]]:
+    """Fit with the paper's parameters, in one pass."""
+    return cluster_ours(job, source, params="paper")
 
 
 def cluster_author(job: Job, source: Any, **options: Any) -> tuple[Labels, dict[str, Any]]:
@@ -252,19 +253,16 @@ def read_block(source: str, block_info: Any = None) -> NDArray[np.float32]:
     return np.array(mapped(source)[first:last])
 
 
-OURS, TUNED, WIDE = "spore_dask", "spore_dask_tuned", "spore_dask_wide"
-"""The one that others are compared with, and the same with parameters that it chose itself, or
-with one that was chosen for it."""
+OURS, PAPER = "spore_dask", "spore_dask_paper"
+"""The one that others are compared with, as a user calls it, and the same with the parameters of
+the paper."""
 CONTESTANTS = {
     contestant.name: contestant
     for contestant in (
         Contestant(OURS, "spore_dask", "spore-dask", "spore_dask", cluster_ours, "density",
                    ours=True, n_crowd=20_000),
-        Contestant(TUNED, "spore_dask, parameters chosen", "spore-dask",
-                   "spore_dask", cluster_tuned, "density", ours=True, optional=True,
-                   n_crowd=20_000),
-        Contestant(WIDE, f"spore_dask, z_percentile={WIDE_PERCENTILE}", "spore-dask", "spore_dask",
-                   cluster_wide, "density", ours=True, optional=True, n_crowd=20_000),
+        Contestant(PAPER, 'spore_dask, params="paper"', "spore-dask", "spore_dask",
+                   cluster_paper, "density", ours=True, optional=True, n_crowd=20_000),
         Contestant("fast_hdbscan", "fast_hdbscan", "fast-hdbscan", "fast_hdbscan",
                    cluster_fast_hdbscan, "density"),
         Contestant("hdbscan", "hdbscan", "hdbscan", "hdbscan", cluster_hdbscan, "density"),

@@ -1,13 +1,19 @@
 """Generate clusters of varied size, density and shape, of any number of rows, in bounded memory.
 
 Rows are drawn in units of fixed size, each from a seed of its own, so that the same rows come out
-whatever is asked for at once, and fewer rows are the first of more. Reads nothing; writes a Zarr
-array, or a .npy file, and the true labels as .npy. Memory: a few units.
+whatever is asked for at once. Reads nothing; writes a Zarr array, or a .npy file, and the true
+labels as .npy. Memory: a few units. There are three families of data:
 
-Two columns have blobs, stretched blobs, rings with or without a core, pairs of moons and spirals.
-More columns have curved sheets, of 2 to 4 dimensions in up to 32 columns, and of 6 to 12 in more,
-where they lie in a space of 16 dimensions that is bent into all columns, as embeddings are. Sizes
-vary by 20, densities by much more, and 3 % of the rows are background, label -1.
+"shapes": two columns have blobs, stretched blobs, rings with or without a core, pairs of moons and
+spirals. More columns have curved sheets, of 2 to 4 dimensions in up to 32 columns, and of 6 to 12
+in more, where they lie in a space of 16 dimensions that is bent into all columns, as embeddings
+are. Sizes vary by 20, densities by much more, and 3 % of the rows are background, label -1. Fewer
+rows are the first of more.
+
+"tails": Gaussian clouds that keep apart. Their sizes follow a power law from 60 rows to a tenth of
+all: a million rows have about 1,900 clusters.
+
+"clouds": eight large Gaussian clouds that overlap.
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ from typing import Any
 import numpy as np
 import zarr
 from numpy.typing import NDArray
+from scipy.spatial import KDTree
 
 Floats = NDArray[np.float64]
 Generator = np.random.Generator
@@ -48,39 +55,32 @@ NOISE = 0.02
 """What is added to each row of a bent space: its length, over that of the smallest radius."""
 GAP = (1.15, 1.45)
 """Distance of neighbouring centres over the sum of their radii."""
+FAMILIES = {"shapes": BACKGROUND_SHARE, "tails": 0.1, "clouds": 0.0}
+"""Kinds of data, and the share of the background unless another is asked for."""
+TAIL_EXPONENT = 1.94
+TAIL_SMALLEST, TAIL_LARGEST = 60, 0.1
+"""Rows of the smallest cluster of a tail, and the share of the largest."""
+TAIL_SPREADS = (0.15, 0.45)
+"""Deviations of these clusters."""
+N_CLOUDS = 8
+CLOUD_COLUMNS = 8
+"""Dimensions of clouds at most; beyond, they are bent into more columns."""
+CLOUD_SPREADS = (0.7, 1.2)
 
 
-@dataclasses.dataclass(frozen=True)
-class Mixture:
-    """Clusters, their shares, and the map from their space to the columns of the data."""
+class Drawn:
+    """Rows that are drawn in units."""
 
     n_columns: int
-    seed: int
-    shapes: list[Shape]
-    shares: Floats
-    """Of each cluster among the rows that are not background."""
-    box: tuple[Floats, Floats]
-    """Corners of the background, in the latent space."""
-    embed: Callable[[Floats, Generator], NDArray[np.float32]]
 
     @property
     def n_clusters(self) -> int:
         """Number of clusters; the background is none."""
-        return len(self.shapes)
+        raise NotImplementedError
 
     def unit(self, number: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         """Draw the points and labels of one unit of rows."""
-        rng = np.random.default_rng((self.seed, self.n_columns, number))
-        shares = np.append(self.shares * (1 - BACKGROUND_SHARE), BACKGROUND_SHARE)
-        drawn = rng.choice(len(shares), UNIT, p=shares / shares.sum())
-        latent = np.empty((UNIT, len(self.box[0])))
-        for label, shape in enumerate(self.shapes):
-            rows = np.flatnonzero(drawn == label)
-            latent[rows] = shape(len(rows), rng)
-        rows = np.flatnonzero(drawn == self.n_clusters)
-        latent[rows] = rng.uniform(*self.box, (len(rows), latent.shape[1]))
-        labels = np.where(drawn == self.n_clusters, BACKGROUND, drawn).astype(np.int32)
-        return self.embed(latent, rng), labels
+        raise NotImplementedError
 
     def rows(self, first: int, last: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         """Draw the rows from `first` up to `last`, always the same ones."""
@@ -91,6 +91,148 @@ class Mixture:
             parts.append((points[part], labels[part]))
         points, labels = zip(*parts, strict=True)
         return np.concatenate(points), np.concatenate(labels)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture(Drawn):
+    """Clusters, their shares, and the map from their space to the columns of the data."""
+
+    n_columns: int
+    seed: int
+    shapes: list[Shape]
+    shares: Floats
+    """Of each cluster among the rows that are not background."""
+    box: tuple[Floats, Floats]
+    """Corners of the background, in the latent space."""
+    embed: Callable[[Floats, Generator], NDArray[np.float32]]
+    background: float = BACKGROUND_SHARE
+
+    @property
+    def n_clusters(self) -> int:
+        """Number of shapes."""
+        return len(self.shapes)
+
+    def unit(self, number: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """Draw each row from a shape, or from the background."""
+        rng = np.random.default_rng((self.seed, self.n_columns, number))
+        shares = np.append(self.shares * (1 - self.background), self.background)
+        drawn = rng.choice(len(shares), UNIT, p=shares / shares.sum())
+        latent = np.empty((UNIT, len(self.box[0])))
+        for label, shape in enumerate(self.shapes):
+            rows = np.flatnonzero(drawn == label)
+            latent[rows] = shape(len(rows), rng)
+        rows = np.flatnonzero(drawn == self.n_clusters)
+        latent[rows] = rng.uniform(*self.box, (len(rows), latent.shape[1]))
+        labels = np.where(drawn == self.n_clusters, BACKGROUND, drawn).astype(np.int32)
+        return self.embed(latent, rng), labels
+
+
+@dataclasses.dataclass(frozen=True)
+class Clouds(Drawn):
+    """Gaussian clouds, each with a given number of rows."""
+
+    n_columns: int
+    seed: int
+    sizes: NDArray[np.int64]
+    """Rows of each cloud, and at the end those of the background."""
+    centres: Floats
+    """(n_clusters, n_latent)"""
+    spreads: Floats
+    """Deviations: (n_clusters, n_latent)."""
+    embed: Callable[[Floats, Generator], NDArray[np.float32]]
+
+    @property
+    def n_clusters(self) -> int:
+        """Number of clouds."""
+        return len(self.centres)
+
+    def unit(self, number: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """Draw the next rows of a fixed order that spreads each cloud over the whole data."""
+        rng = np.random.default_rng((self.seed, self.n_columns, number))
+        n_points = int(self.sizes.sum())
+        steps = range(round(n_points * 0.618), n_points + 2)
+        step = next(step for step in steps if math.gcd(step, n_points) == 1)
+        places = np.arange(number * UNIT, (number + 1) * UNIT) * step % n_points
+        labels = np.searchsorted(np.cumsum(self.sizes), places, "right").astype(np.int32)
+        labels[labels == self.n_clusters] = BACKGROUND
+        latent = self.centres[labels]
+        latent += self.spreads[labels] * rng.standard_normal(latent.shape)
+        rows = np.flatnonzero(labels == BACKGROUND)
+        box = around(self.centres, 3 * self.spreads.max(axis=1))
+        latent[rows] = rng.uniform(*box, (len(rows), latent.shape[1]))
+        return self.embed(latent, rng), labels
+
+
+def generated(
+    family: str, n_columns: int, n_points: int, seed: int = 0, background: float | None = None
+) -> Drawn:
+    """Return data of a family, one of `FAMILIES`, with a share of background."""
+    share = FAMILIES[family] if background is None else background
+    if family == "tails":
+        return tails(n_columns, n_points, share, seed)
+    if family == "clouds":
+        n_latent = min(n_columns, CLOUD_COLUMNS)
+        return clouds(n_columns, n_points, share, seed, N_CLOUDS, 2.75 + 0.15 * n_latent)
+    return dataclasses.replace(mixture(n_columns, seed), background=share)
+
+
+def tails(n_columns: int, n_points: int, background: float, seed: int = 0) -> Clouds:
+    """Return many clouds that keep apart, their sizes being a power law."""
+    rng = np.random.default_rng((seed, n_columns, n_points))
+    n_latent, embed = room(n_columns, 2 * LATENT_COLUMNS, rng)
+    n_background = round(background * n_points)
+    sizes = tail_sizes(n_points - n_background, int(TAIL_LARGEST * n_points))
+    spreads = rng.uniform(*TAIL_SPREADS, (len(sizes), 1)) * np.ones(n_latent)
+    gap = GAP[0] * 2 * TAIL_SPREADS[1] * (math.sqrt(n_latent) + 2)
+    centres = scattered(len(sizes), n_latent, gap, rng)
+    return Clouds(n_columns, seed, np.append(sizes, n_background), centres, spreads, embed)
+
+
+def tail_sizes(n_points: int, largest: int) -> NDArray[np.int64]:
+    """Return sizes at even quantiles of a power law, which add up to `n_points`."""
+    power, low, high = 1 - TAIL_EXPONENT, TAIL_SMALLEST, max(largest, 10 * TAIL_SMALLEST)
+    mass = high**power - low**power
+    mean = (high ** (power + 1) - low ** (power + 1)) / mass * power / (power + 1)
+    n_clusters = max(2, round(n_points / mean))
+    quantiles = (np.arange(n_clusters) + 0.5) / n_clusters
+    sizes = ((low**power + quantiles * mass) ** (1 / power)).astype(np.int64)
+    sizes[-1] += n_points - sizes.sum()
+    return sizes
+
+
+def scattered(n_centres: int, n_columns: int, gap: float, rng: Generator) -> Floats:
+    """Draw centres in a cube, which grows until they are a gap apart from each other."""
+    side, places = gap * n_centres ** (1 / n_columns), rng.random((n_centres, n_columns))
+    while True:
+        distances, nearest = KDTree(side * places).query(side * places, 2)
+        near = (distances[:, 1] < gap) & (nearest[:, 1] < np.arange(n_centres))
+        if not near.any():
+            return side * places
+        places[near] = rng.random((near.sum(), n_columns))
+        side *= 1.005
+
+
+def clouds(
+    n_columns: int, n_points: int, background: float, seed: int, n_clusters: int, apart: float
+) -> Clouds:
+    """Return a few large clouds whose centres are `apart`, in deviations, from the nearest."""
+    rng = np.random.default_rng((seed, n_columns, n_clusters))
+    n_latent, embed = room(n_columns, CLOUD_COLUMNS, rng)
+    centres = packed(np.full(n_clusters, apart / 2 / GAP[0]), n_latent, rng)
+    n_background = round(background * n_points)
+    weights = rng.uniform(0.5, 2, n_clusters)
+    ends = np.round(np.cumsum(weights) / weights.sum() * (n_points - n_background))
+    sizes = np.append(np.diff(ends, prepend=0), n_background).astype(np.int64)
+    spreads = rng.uniform(*CLOUD_SPREADS, (n_clusters, n_latent))
+    return Clouds(n_columns, seed, sizes, centres, spreads, embed)
+
+
+def room(n_columns: int, most: int, rng: Generator) -> tuple[int, Any]:
+    """Return how many dimensions clouds have, and the map from these to the columns."""
+    if n_columns <= most:
+        return n_columns, plainly
+    n_latent = min(most, LATENT_COLUMNS)
+    return n_latent, bending(n_latent, n_columns, rng)
 
 
 def mixture(n_columns: int, seed: int = 0) -> Mixture:
@@ -301,7 +443,7 @@ def blocks(n_points: int, block: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + block, n_points)
 
 
-def write_zarr(path: Path, drawn: Mixture, n_points: int, block: int | None = None) -> None:
+def write_zarr(path: Path, drawn: Drawn, n_points: int, block: int | None = None) -> None:
     """Write the points as a Zarr array in chunks of `block` rows."""
     chunk = block or max(1, CHUNK_NBYTES // (4 * drawn.n_columns))
     shape = n_points, drawn.n_columns
@@ -311,7 +453,7 @@ def write_zarr(path: Path, drawn: Mixture, n_points: int, block: int | None = No
         target[first:last] = drawn.rows(first, last)[0]
 
 
-def write_npy(path: Path, drawn: Mixture, n_points: int, block: int = 10 * UNIT) -> None:
+def write_npy(path: Path, drawn: Drawn, n_points: int, block: int = 10 * UNIT) -> None:
     """Write the points as a .npy file."""
     shape = n_points, drawn.n_columns
     target = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
@@ -320,7 +462,7 @@ def write_npy(path: Path, drawn: Mixture, n_points: int, block: int = 10 * UNIT)
     target.flush()
 
 
-def write_labels(path: Path, drawn: Mixture, n_points: int, block: int = 10 * UNIT) -> None:
+def write_labels(path: Path, drawn: Drawn, n_points: int, block: int = 10 * UNIT) -> None:
     """Write the true labels as a .npy file."""
     target = np.lib.format.open_memmap(path, mode="w+", dtype=np.int32, shape=(n_points,))
     for first, last in blocks(n_points, block):

@@ -1,11 +1,13 @@
 """Write what the runs have left as a section of a page: tables, plots, and what they say.
 
-Reads OUT/machine.json and OUT/cells; writes the section "scale" of FOLDER/results.md, and pictures
-beside it. Every sentence with a figure is computed from the results.
+Reads OUT/machine.json and OUT/cells; writes a section of FOLDER/results.md ("scale", or
+"scale_tails" for another family of data), and pictures beside it. Every sentence with a figure is
+computed from the results.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Iterable
@@ -13,32 +15,40 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.scale.cells import ABSENT, NOT_TRIED, OVER_MEMORY, Result, read_results
-from pipelines.scale.contestants import CONTESTANTS, N_SAMPLED, OURS, TUNED, WIDE, WIDE_PERCENTILE
-from pipelines.scale.generating import BACKGROUND_SHARE, mixture
+from pipelines.scale.contestants import CONTESTANTS, N_SAMPLED, OURS, PAPER
 from pipelines.scale.plots import draw_memory, draw_time
+from pipelines.scale.running import LEAST_JACCARD, SIZE_CLASSES, SMALL
 from pipelines.sections import listed, picture, replace_section
 from spore_dask import InputError
 
-SECTION = "scale"
+TITLES = {
+    "shapes": "Beside its peers, at scale",
+    "tails": "Beside its peers, with many small clusters",
+    "clouds": "Beside its peers, with clouds that overlap",
+}
 CELL_SEPARATOR = " · "
 
 
 def write_page(out: Path, folder: Path) -> None:
     """Write tables and plots of the results in `out` into `folder`/results.md."""
-    results = read_results(out)
+    results = [r for r in read_results(out) if r.contestant in CONTESTANTS]
     if not any(result.contestant == OURS for result in results):
         raise InputError("There is no result of ours to write about: run `pipelines.scale run`.")
     machine = json.loads((out / "machine.json").read_text())
     folder.mkdir(parents=True, exist_ok=True)
+    family = results[0].family
+    section = "scale" if family == "shapes" else f"scale_{family}"
+    time, memory = draw_time(folder, section, results), draw_memory(folder, section, results)
     parts = [
-        "## Beside its peers, at scale",
+        f"## {TITLES[family]}",
         introduction(machine, results),
         "\n".join(f"- {sentence}" for sentence in findings(results)),
-        picture(draw_time(folder, results), "Seconds against points, for each number of columns"),
-        picture(draw_memory(folder, results), "Memory of a process against points, and the cap"),
+        picture(time, "Seconds against points, for each number of columns"),
+        picture(memory, "Memory of a process against points, and the cap"),
         *(table(results, n_columns) for n_columns in sorted({r.n_columns for r in results})),
+        *found_table(results),
     ]
-    replace_section(folder / "results.md", SECTION, "\n\n".join(parts))
+    replace_section(folder / "results.md", section, "\n\n".join(parts))
 
 
 def introduction(machine: dict[str, Any], results: list[Result]) -> str:
@@ -59,12 +69,20 @@ def introduction(machine: dict[str, Any], results: list[Result]) -> str:
         "the labels; imports, and compilation on a few other rows, come before. Ours runs first, "
         f"with its defaults; {time_limits(results)}; who runs over time or memory is not tried "
         "with more points. "
-        "K-means is told the true number of clusters; HDBSCAN gets our minimum cluster size, and "
-        "our density neighbours as `min_samples`. The adjusted Rand index leaves out the 3 % of "
-        "rows that are background, counts what is labelled as noise as one cluster, "
+        f"K-means is told the true number of clusters; HDBSCAN gets {minimum(results)}, and "
+        "the paper's density neighbours as `min_samples`. The adjusted Rand index leaves out the "
+        f"{100 * results[0].background:g} % of rows that are background, counts what is labelled "
+        "as noise as one cluster, "
         f"and takes a sample where there are more than a million. {N_SAMPLED:,} rows of a sample "
         "are clustered by fast_hdbscan; all others take the label of the nearest of them."
     )
+
+
+def minimum(results: list[Result]) -> str:
+    """Say what HDBSCAN has as minimum cluster size."""
+    if results[0].family == "tails":
+        return f"a minimum cluster size of {SMALL}"
+    return "the minimum cluster size of the paper's defaults"
 
 
 def time_limits(results: list[Result]) -> str:
@@ -266,7 +284,7 @@ def better(cells: dict[tuple[int, int], list[Result]]) -> list[str]:
         if ours and best and (best.ari or 0) > (ours.ari or 0) + 0.005:
             lines.append(
                 f"{n_columns} columns, {count(n_points)} points: {best.title} has the highest ARI, "
-                f"{best.ari:.3f}, ours {ours.ari:.3f}: {parted(ours, best)}{chosen(cell)}."
+                f"{best.ari:.3f}, ours {ours.ari:.3f}: {parted(ours, best)}{by_paper(cell)}."
             )
     return lines
 
@@ -277,24 +295,18 @@ def parted(ours: Result, best: Result) -> str:
         f"it has {ours.n_clusters or 0} clusters and {ours.noise or 0:.1%} noise where "
         f"{best.title} has {best.n_clusters or 0} and {best.noise or 0:.1%}"
     )
-    if ours.seed is None:
+    if ours.n_true is None:
         return text
-    n_true = mixture(ours.n_columns, ours.seed).n_clusters
-    return f"{text}, and the data {n_true} and {BACKGROUND_SHARE:.1%}"
+    return f"{text}, and the data {ours.n_true} and {ours.background:.1%}"
 
 
-def chosen(cell: list[Result]) -> str:
-    """Say what other parameters do instead of the defaults."""
-    ways = {
-        TUNED: "with parameters that `tune` chose, without labels,",
-        WIDE: f"with z_percentile={WIDE_PERCENTILE} in place of 50, chosen with labels at hand,",
-    }
-    done = {result.contestant: result for result in cell if result.done}
+def by_paper(cell: list[Result]) -> str:
+    """Say what the paper's parameters do instead."""
     return "".join(
-        f"; {way} it has {done[name].ari:.3f} with {done[name].n_clusters} clusters, in "
-        f"{seconds(done[name].seconds)}"
-        for name, way in ways.items()
-        if name in done
+        f"; with the paper's parameters it has {r.ari:.3f} with {r.n_clusters} clusters, in "
+        f"{seconds(r.seconds)}"
+        for r in cell
+        if r.contestant == PAPER and r.done
     )
 
 
@@ -325,6 +337,33 @@ def table(results: list[Result], n_columns: int) -> str:
         row = [cell_text([r for r in here if r.n_points == n], contestant.name) for n in points]
         lines.append(f"| {contestant.title} | " + " | ".join(row) + " |")
     return "\n\n".join(lines[:2]) + "\n\n" + "\n".join(lines[2:])
+
+
+def found_table(results: list[Result]) -> list[str]:
+    """Return a table of the true clusters that were found, a row for each contestant and cell."""
+    lines = [
+        f"| {r.n_columns} columns, {count(r.n_points)} points | {r.title} | "
+        + " | ".join(map(functools.partial(share_text, r), SIZE_CLASSES))
+        + (f" | {r.choice['score'] or 0:.3f} |" if r.choice else " | |")
+        for r in results
+        if r.found
+    ]
+    if not lines:
+        return []
+    head = (
+        "### True clusters that were found\n\nA true cluster is found if it and some cluster have "
+        f"{LEAST_JACCARD:.0%} of the rows of both in common; background counts. The share of them, "
+        "by their number of rows. The last column is the score of the parameters that were chosen."
+    )
+    names = " | ".join(SIZE_CLASSES)
+    rule = "|---|---|" + "---|" * (len(SIZE_CLASSES) + 1)
+    return [head, "\n".join((f"| | | {names} | score |", rule, *lines))]
+
+
+def share_text(result: Result, name: str) -> str:
+    """Say what share of the true clusters of a class was found, if there are any."""
+    n_found, n_true = result.found.get(name, (0, 0))
+    return f"{n_found / n_true:.3f} of {n_true}" if n_true else ""
 
 
 def cell_text(cell: list[Result], name: str) -> str:

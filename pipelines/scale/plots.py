@@ -14,24 +14,25 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pipelines.scale.cells import ABSENT, NOT_TRIED, Result
-from pipelines.scale.contestants import CONTESTANTS, OURS, TUNED, WIDE
+from pipelines.scale.contestants import CONTESTANTS, OURS, PAPER
 
 THEMES = {"light": ("white", "#24292f"), "dark": ("#0d1117", "#e6edf3")}
-OUR_COLORS = {OURS: "#d6336c", TUNED: "#f783ac", WIDE: "#9c36b5"}
+OUR_COLORS = {OURS: "#d6336c", PAPER: "#9c36b5"}
 STYLES = {"density": "-", "sample": "--", "centres": ":"}
 """Lines of each kind of contestant."""
 DPI = 110
 Value = Callable[[Result], float | None]
 
 
-def draw_time(folder: Path, results: list[Result]) -> str:
-    """Draw seconds; return the name of the pictures."""
-    return _draw(folder, "scale_time", results, "seconds", lambda r: r.seconds or r.stopped_seconds)
+def draw_time(folder: Path, name: str, results: list[Result]) -> str:
+    """Draw seconds; return the name of the pictures, which begins with `name`."""
+    value: Value = lambda r: r.seconds or r.stopped_seconds  # noqa: E731
+    return _draw(folder, f"{name}_time", results, "seconds", value)
 
 
-def draw_memory(folder: Path, results: list[Result]) -> str:
+def draw_memory(folder: Path, name: str, results: list[Result]) -> str:
     """Draw the peak memory of a process, and the cap; return the name of the pictures."""
-    return _draw(folder, "scale_memory", results, "GiB a process", _gib)
+    return _draw(folder, f"{name}_memory", results, "GiB a process", _gib)
 
 
 def _gib(result: Result) -> float | None:

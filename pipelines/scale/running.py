@@ -43,10 +43,11 @@ from pipelines.scale.contestants import (
     Contestant,
     Job,
 )
-from pipelines.scale.generating import BACKGROUND, Mixture, mixture, write_labels, write_npy
+from pipelines.scale.generating import BACKGROUND, Drawn, generated, write_labels, write_npy
 from pipelines.scale.generating import write_zarr as write_source
 from pipelines.scale.measuring import Limits, Watched, limited_environment, watch
 from spore_dask import InputError, LimitError, Params
+from spore_dask.comparing import compare, longest_rows
 
 ROOT = Path(__file__).parents[2]
 N_COMPARED = 1_000_000
@@ -57,6 +58,12 @@ RUN_COPIES = 2.5
 """Disk that a fit needs at once, over the size of its input."""
 RUN_ROWS = 1.5
 """The same, over the size of its neighbour graph."""
+SIZE_CLASSES = {"< 100": 100, "< 1,000": 1000, "< 10,000": 10_000, ">= 10,000": np.inf}
+"""Classes of true clusters, and what their sizes are below."""
+LEAST_JACCARD = 0.5
+"""A true cluster is found if it and some cluster have this share of their rows in common."""
+SMALL = 30
+"""`min_cluster_size` of peers where the data has small clusters."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +84,8 @@ class Settings:
     work: Path | None = None
     """Where data is generated; a folder for temporary files by default."""
     seed: int = 0
+    family: str = "shapes"
+    background: float = 0.03
     say: Callable[[str], None] = print
 
 
@@ -92,6 +101,8 @@ def check_earlier(settings: Settings) -> None:
         "memory_limit": settings.memory_limit,
         "factor": settings.factor,
         "seed": settings.seed,
+        "family": settings.family,
+        "background": settings.background,
     }
     for result in read_results(settings.out):
         for name, value in wanted.items():
@@ -121,7 +132,7 @@ def run_cell(settings: Settings, n_columns: int, n_points: int) -> None:
         return
     with workplace(settings) as work:
         check_space(work, n_columns, n_points, any(c.ours for c in runnable))
-        drawn = mixture(n_columns, settings.seed)
+        drawn = generated(settings.family, n_columns, n_points, settings.seed, settings.background)
         write_labels(work / "truth.npy", drawn, n_points)
         for ours in (True, False):
             group = [contestant for contestant in runnable if contestant.ours == ours]
@@ -149,7 +160,27 @@ def line_of(result: Result) -> str:
     peak = (result.peak_nbytes or 0) >> 20
     return (
         f"{head} {result.seconds:8.1f} s {peak:6d} MiB  ARI {result.ari:.3f}  "
-        f"{result.n_clusters} clusters, {result.noise:.1%} noise"
+        f"{result.n_clusters} of {result.n_true} clusters, {result.noise:.1%} noise"
+        f"{choice_text(result)}; found {found_text(result)}"
+    )
+
+
+def choice_text(result: Result) -> str:
+    """Say which parameters ours has chosen, how sure it is, and what that took."""
+    if not result.choice:
+        return ""
+    params = ", ".join(
+        f"{name} {value:.4g}" for name, value in result.choice["params"].items() if value
+    )
+    score, spent = result.choice["score"] or 0, result.stage_seconds["trials"]
+    return f"; chosen in {spent:.1f} s, score {score:.3f}: {params or 'defaults'}"
+
+
+def found_text(result: Result) -> str:
+    """Say what share of the true clusters was found, for each class of sizes."""
+    return ", ".join(
+        f"{name}: {n_found / n_true:.3f} of {n_true}"
+        for name, (n_found, n_true) in result.found.items()
     )
 
 
@@ -158,7 +189,8 @@ def blank(settings: Settings, contestant: Contestant, n_columns: int, n_points: 
     return Result(
         contestant.name, contestant.title, contestant.kind, contestant.ours,
         n_points, n_columns, NOT_TRIED, memory_limit=settings.memory_limit,
-        factor=settings.factor, seed=settings.seed,
+        factor=settings.factor, seed=settings.seed, family=settings.family,
+        background=settings.background,
     )  # fmt: skip
 
 
@@ -212,7 +244,8 @@ def needed_nbytes(n_columns: int, n_points: int, ours: bool) -> int:
     data_nbytes = n_points * n_columns * 4
     if not ours:
         return data_nbytes
-    graph_nbytes = n_points * (Params().resolve(n_points).k + 1) * 8
+    trials = compare((n_points, n_columns), {}, 0).trials
+    graph_nbytes = n_points * (longest_rows(trials, n_points) + 1) * 8
     return int((1 + RUN_COPIES) * data_nbytes + RUN_ROWS * graph_nbytes)
 
 
@@ -228,7 +261,7 @@ def check_space(work: Path, n_columns: int, n_points: int, ours: bool) -> None:
 
 
 @contextlib.contextmanager
-def data(work: Path, drawn: Mixture, n_points: int, ours: bool) -> Iterator[Path]:
+def data(work: Path, drawn: Drawn, n_points: int, ours: bool) -> Iterator[Path]:
     """Write the data as those that follow read it, and remove it."""
     if ours:
         path = work / "x.zarr"
@@ -243,10 +276,11 @@ def data(work: Path, drawn: Mixture, n_points: int, ours: bool) -> Iterator[Path
         path.unlink()
 
 
-def cell_job(settings: Settings, drawn: Mixture, n_points: int, source: Any, work: Path) -> Job:
+def cell_job(settings: Settings, drawn: Drawn, n_points: int, source: Any, work: Path) -> Job:
     """Return the job of a cell, still without a contestant."""
     resolved = Params().resolve(n_points)
     sampled = Params().resolve(min(n_points, N_SAMPLED))
+    most = SMALL if settings.family == "tails" else n_points
     return Job(
         contestant="",
         source=str(source),
@@ -254,9 +288,9 @@ def cell_job(settings: Settings, drawn: Mixture, n_points: int, source: Any, wor
         n_points=n_points,
         n_columns=drawn.n_columns,
         n_clusters=drawn.n_clusters,
-        min_cluster_size=resolved.min_cluster_size,
+        min_cluster_size=min(resolved.min_cluster_size, most),
         min_samples=resolved.density_neighbors,
-        sample_min_cluster_size=sampled.min_cluster_size,
+        sample_min_cluster_size=min(sampled.min_cluster_size, most),
         sample_min_samples=sampled.density_neighbors,
         memory_limit=settings.memory_limit,
         n_threads=settings.n_threads,
@@ -315,6 +349,7 @@ def scores(truth_path: Path, labels_path: Path) -> dict[str, Any]:
 
     labels = np.load(labels_path, mmap_mode="r")
     truth: NDArray[np.int32] = np.load(truth_path)
+    found = clusters_found(truth, labels)
     rows = np.flatnonzero(truth != BACKGROUND)
     if len(rows) > N_COMPARED:
         rows = np.random.default_rng(0).choice(rows, N_COMPARED, replace=False)
@@ -322,4 +357,29 @@ def scores(truth_path: Path, labels_path: Path) -> dict[str, Any]:
         "ari": float(adjusted_rand_score(truth[rows], labels[rows])),
         "n_clusters": len(np.setdiff1d(np.unique(labels), [-1])),
         "noise": float(np.mean(labels == -1)),
+        "n_true": sum(n_true for _, n_true in found.values()),
+        "found": found,
     }
+
+
+def clusters_found(
+    truth: NDArray[np.int32], labels: NDArray[np.int32]
+) -> dict[str, tuple[int, int]]:
+    """Return for each class of sizes how many true clusters were found, and how many there are.
+
+    Rows of the background count against a cluster that has them.
+    """
+    sizes, found_sizes = (np.bincount(each[each >= 0]) for each in (truth, labels))
+    both = (truth >= 0) & (labels >= 0)
+    pairs = truth[both].astype(np.int64) * max(1, len(found_sizes)) + labels[both]
+    pairs, common = np.unique(pairs, return_counts=True)
+    first, second = np.divmod(pairs, max(1, len(found_sizes)))
+    jaccard = common / (sizes[first] + found_sizes[second] - common)
+    is_found = np.isin(np.arange(len(sizes)), first[jaccard >= LEAST_JACCARD])
+    classes = np.digitize(sizes, list(SIZE_CLASSES.values()))
+    counted = {}
+    for number, name in enumerate(SIZE_CLASSES):
+        here = (classes == number) & (sizes > 0)
+        if here.any():
+            counted[name] = int(is_found[here].sum()), int(here.sum())
+    return counted
