@@ -36,11 +36,15 @@ ROUNDING = 1e-12
 N_LEVELS = 4
 LEVEL_SCORE = 0.5
 """A level scores at least this share of the highest score."""
-GIANT = 0.4
+GIANT = 0.5
 """A cluster with a larger share of the rows is a giant."""
-GIANT_SCORE = 0.25
-GIANT_CLUSTERS = 10
-"""A giant is avoided where the score is below the first, beside as many effective clusters."""
+GIANT_PART = 0.25
+"""A level divides the giant if the second largest part has this share of the largest."""
+STABLE, DOUBTFUL_STABLE = 0.95, 0.75
+"""A level without a giant is about as stable if it has this share of the highest score; the second
+where the giant is doubtful."""
+DOUBTFUL_SCORE, DOUBTFUL_CLUSTERS = 0.25, 10
+"""A giant is doubtful if the score is below this, and the others amount to as many clusters."""
 
 
 class Votes(NamedTuple):
@@ -107,7 +111,7 @@ def choose(
     """Choose the trial whose result the others agree with most.
 
     The score of a trial is the weighted mean of its `similarity` to all others, to the power of
-    1.5. A finer level wins where the highest score belongs to a giant cluster of little support.
+    1.5. A finer level that is about as stable wins over a giant cluster of more than half of the rows.
 
     Parameters
     ----------
@@ -144,7 +148,7 @@ def choose(
         scores[~allowed] = -np.inf
     found = find_levels(trials, scores)
     best = int(np.argmax(scores))
-    return Choice(_without_giant(trials[best], best, found), scores, found)
+    return Choice(_without_giant(trials, best, found), scores, found)
 
 
 def decide(
@@ -249,16 +253,30 @@ def find_levels(labels: NDArray[np.integer], scores: Floats) -> tuple[Level, ...
 
 
 def _without_giant(labels: NDArray[np.integer], best: int, levels: Sequence[Level]) -> int:
-    """Return the trial to take in place of one with a giant cluster of little support."""
-    scores = {level.trial: level.score for level in levels}
-    shares = np.sort(_shares(labels))[::-1]
-    if best not in scores or not len(shares) or shares[0] <= GIANT:
+    """Return the trial to take: the best, or a level about as stable that divides its giant.
+
+    `labels` has the rows of all trials. A giant stays whole where the levels without one score
+    clearly less, or only trim it: then it is one cluster. Beside many small clusters, and with a
+    low score, less is asked of the level.
+    """
+    found = {level.trial: level for level in levels}
+    if best not in found or found[best].largest <= GIANT:
         return best
-    others = np.exp(_entropy(shares[1:]))
-    finer = [level for level in levels if level.largest <= GIANT]
-    if scores[best] >= GIANT_SCORE or others < GIANT_CLUSTERS or not finer:
-        return best
-    return max(finer, key=lambda level: level.score).trial
+    top = found[best].score
+    others = np.sort(_shares(labels[best]))[:-1]
+    is_doubtful = top < DOUBTFUL_SCORE and np.exp(_entropy(others)) >= DOUBTFUL_CLUSTERS
+    enough = top * (DOUBTFUL_STABLE if is_doubtful else STABLE)
+    finer = [level for level in levels if level.largest <= GIANT and level.score >= enough]
+    finer = [level for level in finer if _is_divided(labels[best], labels[level.trial])]
+    return max(finer, key=lambda level: level.score).trial if finer else best
+
+
+def _is_divided(coarse: NDArray[np.integer], fine: NDArray[np.integer]) -> bool:
+    """Tell whether `fine` has two large parts of the largest cluster of `coarse`."""
+    clusters, sizes = np.unique(coarse[coarse >= 0], return_counts=True)
+    inside = fine[coarse == clusters[np.argmax(sizes)]]
+    parts = np.sort(np.unique(inside[inside >= 0], return_counts=True)[1])
+    return len(parts) > 1 and bool(parts[-2] >= GIANT_PART * parts[-1])
 
 
 def _shares(labels: NDArray[np.integer]) -> Floats:

@@ -7,6 +7,7 @@ Memory: the labels of the compared rows, four bytes per row and trial.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +18,9 @@ from numpy.typing import NDArray
 from spore_dask.choosing import LARGE, MAX_NOISE, SAMPLE_ROWS, Choice, Votes, decide
 from spore_dask.clustering import GraphInMemory, grouped
 from spore_dask.clusters import NOISE
+from spore_dask.reference import N_CLOUDS, chance_of, is_better, reference_score
 from spore_dask.spaces import Trial, draw, find_space, find_trials
+from spore_dask.telling import SURE
 from spore_dask.threads import in_threads
 from spore_dask.voters import voter_labels
 
@@ -47,6 +50,9 @@ class Comparison:
     """Which of these rows each sample has that further configurations cluster."""
     voters: tuple[tuple[Trial, ...], ...]
     """These configurations, for each sample."""
+    fixed: dict[str, Any]
+    """Parameters that are the same in all."""
+    seed: int
 
     @property
     def weights(self) -> list[float]:
@@ -92,6 +98,8 @@ def compare(
             tuple(draw(space, len(columns), N_VOTERS, seed + 1 + i, fixed))
             for i, columns in enumerate(samples)
         ),
+        fixed=dict(fixed),
+        seed=seed,
     )
 
 
@@ -105,8 +113,34 @@ class Chosen:
     facts: Sequence[Facts]
     """Of each trial."""
     detail: str
-    warnings: tuple[str, ...] = ()
-    """What a user should know about it."""
+    chance: tuple[float, float] | None = None
+    """The highest score on a sample, and on data without clusters; None where that is not asked."""
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the score is as low as it may be on data without clusters."""
+        return bool(self.choice.scores.max() < SURE)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a user should know about it."""
+        if self.is_degenerate:
+            return [
+                f"None of the {len(self.facts)} configurations gives two clusters and at most half "
+                "noise. The one with the least noise was kept: check the scales of the columns, or "
+                "give another space to tune."
+            ]
+        if self.chance is not None and not is_better(*self.chance):
+            return [
+                "The clusters may be due to chance: configurations agree on them "
+                f"({self.chance[0]:.2f}) hardly more than on data without clusters "
+                f"({self.chance[1]:.2f})."
+            ]
+        return []
+
+    def beside(self, scores: Sequence[float]) -> Chosen:
+        """Return the same with the scores of a sample, and of data without clusters."""
+        return dataclasses.replace(self, chance=(scores[0], chance_of(scores[1:])))
 
     @property
     def is_degenerate(self) -> bool:
@@ -131,6 +165,7 @@ class Chosen:
         return {
             **told(self.best),
             "n_trials": len(compared.trials),
+            "chance": self.chance,
             "detail": self.detail,
             "levels": [
                 told(level.trial) | {"entropy": level.entropy, "largest": level.largest}
@@ -147,15 +182,9 @@ def usable(facts: Sequence[Facts]) -> NDArray[np.bool_]:
 def chosen_of(choice: Choice, facts: Sequence[Facts], detail: str) -> Chosen:
     """Return the trial to take for a detail; the one with the least noise if all are degenerate."""
     best = choice.at(detail)
-    warnings: tuple[str, ...] = ()
     if not usable(facts).any():
         best = int(np.argmin([one["noise"] for one in facts]))
-        warnings = (
-            f"None of the {len(facts)} configurations gives two clusters and at most half noise. "
-            "The one with the least noise was kept: check the scales of the columns, or give "
-            "another space to tune.",
-        )
-    return Chosen(best, choice, facts, detail, warnings)
+    return Chosen(best, choice, facts, detail)
 
 
 def choose_in_memory(graph: GraphInMemory, compared: Comparison, detail: str) -> Chosen:
@@ -182,7 +211,12 @@ def choose_in_memory(graph: GraphInMemory, compared: Comparison, detail: str) ->
     in_threads(run, grouped(resolved))
     facts[0]["n_pieces"] = graph.n_pieces(resolved[0].expansion_neighbors)
     choice = decide(labels, compared.weights, usable(facts), n_points, ask)
-    return chosen_of(choice, facts, detail)
+    chosen = chosen_of(choice, facts, detail)
+    if not chosen.is_unsure or chosen.is_degenerate:
+        return chosen
+    sample = np.ascontiguousarray(points[compared.rows[compared.samples[0]]])
+    refer = functools.partial(reference_score, sample, seed=compared.seed, fixed=compared.fixed)
+    return chosen.beside(in_threads(refer, range(1 + 2 * N_CLOUDS)))
 
 
 def longest_rows(trials: Sequence[Trial], n_points: int) -> int:

@@ -40,6 +40,7 @@ from spore_dask.jobs import Job, find_job, place_of_run
 from spore_dask.opening import find_done, opened
 from spore_dask.params import count, one_of
 from spore_dask.plan import FitPlan, as_memory_limit
+from spore_dask.reference import N_CLOUDS, reference_score
 from spore_dask.runs import (
     CHOICE,
     RESULT,
@@ -51,11 +52,12 @@ from spore_dask.runs import (
     warn_of,
 )
 from spore_dask.runs import POINTER as RUN_POINTER
-from spore_dask.spaces import Trial
+from spore_dask.spaces import Trial, is_open
 from spore_dask.store import Folder, hash_of, remove_stage
+from spore_dask.tasks import Receipt, Work, run_work
 from spore_dask.trials import TrialSpec, read_labels, read_places, run_trials
 from spore_dask.tunings import POINTER, Tuning
-from spore_dask.voters import PollSpec, poll
+from spore_dask.voters import PollSpec, poll, read_sample, read_samples
 
 TRIALS, SAMPLE = count(optional=False), count(at_least=2, optional=False)
 DETAIL = one_of("auto", "coarse", "fine")
@@ -266,6 +268,11 @@ def _shallow(job: Job) -> dict[str, Any]:
     return {field.name: getattr(job, field.name) for field in dataclasses.fields(Job)}
 
 
+def _refer(spec: PollSpec, seed: int, fixed: dict[str, Any], number: int) -> Receipt:
+    """Score the first sample, or one of its clouds."""
+    return {"score": reference_score(read_sample(spec, 0), number, seed, fixed)}
+
+
 @dataclasses.dataclass(frozen=True)
 class Search:
     """A tune that is to be made, or has been."""
@@ -374,13 +381,28 @@ class Search:
             return Chosen(int(np.argmax(aris)), choice, facts, self.detail), [*aris]
         ask = functools.partial(self._ask_voters, engine, spec)
         choice = decide(labels, weights, usable(facts), spec.graph.n_points, ask)
-        return chosen_of(choice, facts, self.detail), [None] * len(facts)
+        chosen = chosen_of(choice, facts, self.detail)
+        if chosen.is_unsure and not chosen.is_degenerate and is_open(self.compared.fixed):
+            chosen = chosen.beside(self._refer(engine, spec))
+        return chosen, [None] * len(facts)
+
+    def _refer(self, engine: Engine, spec: TrialSpec) -> list[float]:
+        """Return the highest score on a sample of the rows, and on data without clusters."""
+        asked = self._samples(spec)
+        read_samples(engine, asked)
+        refer = functools.partial(_refer, asked, self.compared.seed, self.compared.fixed)
+        work = Work("reference", refer, range(1 + 2 * N_CLOUDS), spec.needs_nbytes)
+        return [receipt["score"] for receipt in run_work(engine, asked.folder, work)]
 
     def _ask_voters(self, engine: Engine, spec: TrialSpec) -> list[Votes]:
         """Return what further configurations make of samples of the rows."""
+        return self.compared.votes(poll(engine, self._samples(spec)))
+
+    def _samples(self, spec: TrialSpec) -> PollSpec:
+        """Return the samples of the rows, and what clusters them."""
         graph, compared = spec.graph, self.compared
         places = read_places(self.folder, graph.n_points, len(compared.rows))
-        asked = PollSpec(
+        return PollSpec(
             self.folder.child("voters"),
             graph.points,
             graph.graph_rows,
@@ -388,7 +410,6 @@ class Search:
             tuple(tuple(trial.params for trial in voters) for voters in compared.voters),
             spec.needs_nbytes,
         )
-        return compared.votes(poll(engine, asked))
 
     def _write(self, job: Job, chosen: Chosen, aris: list[float | None]) -> None:
         """Write what was chosen, before the fit with it: that may remove the graph."""

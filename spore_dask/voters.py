@@ -22,7 +22,7 @@ from spore_dask.points import CACHE, Points
 from spore_dask.search import neighbor_rows
 from spore_dask.shards import GraphRows
 from spore_dask.store import FINITE, Folder
-from spore_dask.tasks import Receipt, Work, run_stage, run_work
+from spore_dask.tasks import Receipt, Work, run_work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,10 @@ def poll(engine: Engine, spec: PollSpec) -> list[NDArray[np.int32]]:
 
     An array has the shape (voters, points of the sample).
     """
-    run_stage(engine, spec.folder, functools.partial(_build, engine, spec))
+    read_samples(engine, spec)
+    vote = functools.partial(_vote, spec)
+    work = Work("voters", vote, range(len(spec.samples)), spec.needs_nbytes)
+    run_work(engine, spec.folder, work)
     votes = spec.folder.child("votes")
     return [
         votes.read_array(str(i), shape=(len(voters), len(sample)), dtype=np.int32)
@@ -52,12 +55,11 @@ def poll(engine: Engine, spec: PollSpec) -> list[NDArray[np.int32]]:
     ]
 
 
-def _build(engine: Engine, spec: PollSpec, folder: Folder) -> Receipt:
-    read, vote = functools.partial(_read, spec), functools.partial(_vote, spec)
+def read_samples(engine: Engine, spec: PollSpec) -> None:
+    """Write the coordinates of all samples, where an earlier call has not."""
     shards = range(spec.graph.n_shards)
-    run_work(engine, folder, Work("sample", read, shards, spec.needs_nbytes, light=True))
-    run_work(engine, folder, Work("voters", vote, range(len(spec.samples)), spec.needs_nbytes))
-    return {"n_voters": sum(map(len, spec.voters))}
+    work = Work("sample", functools.partial(_read, spec), shards, spec.needs_nbytes, light=True)
+    run_work(engine, spec.folder, work)
 
 
 def _read(spec: PollSpec, shard: int) -> Receipt:
@@ -72,8 +74,8 @@ def _read(spec: PollSpec, shard: int) -> Receipt:
     return {"n_points": len(here)}
 
 
-def _vote(spec: PollSpec, number: int) -> Receipt:
-    """Cluster one sample with every configuration."""
+def read_sample(spec: PollSpec, number: int) -> NDArray[np.floating]:
+    """Return the coordinates of one sample, which tasks have written."""
     places = np.concatenate(spec.samples)
     shards = places // spec.graph.shard_rows
     every = np.empty((len(places), spec.points.n_columns), spec.points.dtype)
@@ -83,8 +85,12 @@ def _vote(spec: PollSpec, number: int) -> Receipt:
             str(shard), shape=every[here].shape, dtype=every.dtype, limits=FINITE
         )
     first = sum(len(sample) for sample in spec.samples[:number])
-    sample = every[first : first + len(spec.samples[number])].copy()
-    labels = voter_labels(sample, spec.voters[number])
+    return every[first : first + len(spec.samples[number])].copy()
+
+
+def _vote(spec: PollSpec, number: int) -> Receipt:
+    """Cluster one sample with every configuration."""
+    labels = voter_labels(read_sample(spec, number), spec.voters[number])
     spec.folder.child("votes").write_array(str(number), labels)
     return {"n_voters": len(labels)}
 
