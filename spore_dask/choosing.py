@@ -111,7 +111,8 @@ def choose(
     """Choose the trial whose result the others agree with most.
 
     The score of a trial is the weighted mean of its `similarity` to all others, to the power of
-    1.5. A finer level that is about as stable wins over a giant cluster of more than half of the rows.
+    1.5. Where the best has a giant cluster of more than half of the rows, a finer level wins that
+    is about as stable and divides the giant.
 
     Parameters
     ----------
