@@ -4,7 +4,8 @@
 
 Each set is clustered with all trials over one exact graph. A line has the adjusted Rand index (ARI)
 of the paper's default, of what is chosen and of the best trial, then the score of what is chosen,
-its clusters, its noise and the share of its largest cluster. The parts are
+its clusters, its noise and the share of its largest cluster. "doubted" is said where a user is
+warned that the clusters may be due to chance. The parts are
 
 sets      .npz files with X and y, prepared as in the paper: columns clipped to six deviations, then
           scaled to [0, 1], then some reduced by PCA
@@ -69,15 +70,21 @@ class Outcome(NamedTuple):
     score: float
     labels: Labels
     """What was chosen."""
+    is_doubted: bool
+    """Whether a user is warned that the clusters may be due to chance."""
 
 
 class Remembering(GraphInMemory):
-    """A graph that keeps the labels of each configuration."""
+    """A graph that keeps the labels of each configuration, as do its copies."""
+
+    def __init__(self, *arrays: NDArray[Any]) -> None:
+        super().__init__(*arrays)
+        self.found: dict[ResolvedParams, Labels] = {}
 
     def cluster(self, params: ResolvedParams) -> Clustering:
         """Cluster, and keep the labels."""
         found = super().cluster(params)
-        self.__dict__.setdefault("found", {})[params] = found.labels
+        self.found[params] = found.labels
         return found
 
 
@@ -92,7 +99,8 @@ def chosen(name: str, x: NDArray[Any], y: Labels, seed: int) -> Outcome:
     inside = y != BACKGROUND
     aris = [adjusted_rand_score(y[inside], each[inside]) for each in labels]
     score = float(choice.choice.scores[choice.best])
-    return Outcome(name, (aris[0], aris[choice.best], max(aris)), score, labels[choice.best])
+    aris = aris[0], aris[choice.best], max(aris)
+    return Outcome(name, aris, score, labels[choice.best], bool(choice.warnings))
 
 
 def shape_of(labels: Labels) -> tuple[int, float, float]:
@@ -105,8 +113,8 @@ def show(part: str, one: Outcome, more: str = "") -> None:
     """Print a line."""
     n_clusters, noise, largest = shape_of(one.labels)
     figures = "".join(f"{value:>9.3f}" for value in (*one.aris, one.score))
-    print(f"{part:<9}{one.name:<28}{figures}{n_clusters:>9}{noise:>9.3f}{largest:>9.3f}{more}",
-          flush=True)  # fmt: skip
+    print(f"{part:<9}{one.name:<28}{figures}{n_clusters:>9}{noise:>9.3f}{largest:>9.3f}"
+          f"{'   doubted' if one.is_doubted else ''}{more}", flush=True)  # fmt: skip
 
 
 def show_mean(part: str, outcomes: Iterable[Outcome], what: str, aim: float | None = None) -> None:
@@ -116,7 +124,8 @@ def show_mean(part: str, outcomes: Iterable[Outcome], what: str, aim: float | No
         means = np.mean([(*one.aris, one.score) for one in found], axis=0)
         figures = "".join(f"{value:>9.3f}" for value in means)
         print(f"{part:<9}{f'mean of {len(found)}{what}':<28}{figures}"
-              + (f"   aim {aim:.2f}" if aim else ""))  # fmt: skip
+              + (f"   aim {aim:.2f}" if aim else "")
+              + f"   {sum(one.is_doubted for one in found)} doubted", flush=True)  # fmt: skip
 
 
 def paper_sets(folder: Path) -> Sets:
