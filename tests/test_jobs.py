@@ -203,7 +203,7 @@ def test_files_that_are_refused(text, said, tmp_path):
         ("least_overlap: 0.01", "least_overlap is 0.01"),
         ("keep: labels", "keep is 'labels', but"),
         ("parameters: {graph: g}", "no key 'parameters.graph'"),
-        ("parameters: {n_trials: 3}", "no key 'parameters.n_trials'"),
+        ("parameters: {space: {z: [1]}}", "no key 'parameters.space'"),
     ],
 )
 def test_files_of_a_refresh_that_are_refused(text, said, tmp_path):
