@@ -84,6 +84,8 @@ def vote(fragments, gates, labels, rounds, this_round):
         last = min(first + reach, width)
         if this_round > 1 and not _any_news(neighbors, row, first, last, rounds, this_round):
             continue
+        if not _any_label(neighbors, row, first, last, labels):
+            continue
         n_met = 0
         for j in range(first, last):
             label = labels[neighbors[row, j]]
@@ -107,6 +109,16 @@ def _any_news(neighbors, row, first, last, rounds, this_round):
     for j in range(asked.size):
         latest = max(latest, rounds[asked[j]])
     return latest >= min(this_round, LAST_ROUND_KEPT) - 1
+
+
+@part
+def _any_label(neighbors, row, first, last, labels):
+    """Tell whether any of the neighbours that are asked is in a cluster that may be joined."""
+    asked = neighbors[row][first:last]
+    largest = labels[neighbors[row, 0]]  # its own: a fragment's
+    for j in range(asked.size):
+        largest = max(largest, labels[asked[j]])
+    return largest != FRAGMENT
 
 
 @part
