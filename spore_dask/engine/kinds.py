@@ -150,8 +150,9 @@ def start_local(stack: contextlib.ExitStack, n_workers: int, memory_limit: int |
     start: Any = distributed.SpecCluster
     certificate = new_certificate()
     security = security_of(**certificate)
-    options = {"host": "127.0.0.1", "port": 0, "dashboard_address": LOOPBACK, "dashboard": False}
-    options |= {"protocol": "tls://", "security": security}
+    options = {"port": 0, "dashboard_address": LOOPBACK, "dashboard": False, "security": security}
+    # Workers connect with certificates; this process needs no connection to talk to itself.
+    options |= {"protocol": ["inproc://", "tls://"], "host": [None, "127.0.0.1"]}
     scheduler = {"cls": distributed.Scheduler, "options": options}
     # Workers end before their scheduler has sent them all: no news to anyone.
     logging.getLogger("distributed.batched").setLevel(logging.WARNING)
@@ -160,7 +161,7 @@ def start_local(stack: contextlib.ExitStack, n_workers: int, memory_limit: int |
             start(scheduler=scheduler, security=security, silence_logs=logging.CRITICAL)
         )
     stack.callback(workers.close)  # before the cluster is
-    workers.invite(cluster.scheduler_address, certificate)
+    workers.invite(cluster.scheduler.listeners[1].contact_address, certificate)
     return Cluster(cluster, settings.START_TIMEOUT, n_workers, workers)
 
 
