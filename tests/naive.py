@@ -608,23 +608,31 @@ def levels(labels: np.ndarray, scores: list[float]) -> list[int]:
 
 
 def best(labels: np.ndarray, scores: list[float]) -> int:
-    """Return the trial with the highest score.
+    """Return the trial with the highest score, or a level about as good that divides its giant.
 
-    It is the best level without a giant instead where that score is below 0.25, and its trial has a
-    giant: more than 0.4 of the rows in one of 11 effective clusters or more.
+    A giant has more than half of the rows. A level must have at least 0.95 of the highest score;
+    0.75 where that is below 0.25 and the other clusters amount to ten.
     """
     first = max(range(len(labels)), key=lambda i: scores[i])
-    sizes = sorted(len(cluster) for cluster in clusters_of(labels[first]))
-    if not sizes or sizes[-1] <= 0.4 * len(labels[first]) or scores[first] >= 0.25:
+    giant, others = largest_and_others(labels[first])
+    if len(giant) <= 0.5 * len(labels[first]):
         return first
-    if math.exp(entropy(sizes[:-1])) < 10:
-        return first
-    without = [
-        i
-        for i in levels(labels, scores)
-        if max(map(len, clusters_of(labels[i])), default=0) <= 0.4 * len(labels[i])
-    ]
-    return max(without, key=lambda i: scores[i]) if without else first
+    is_doubtful = scores[first] < 0.25 and math.exp(entropy([len(one) for one in others])) >= 10
+    enough = scores[first] * (0.75 if is_doubtful else 0.95)
+    divided = []
+    for i in levels(labels, scores):
+        parts = sorted(len(one & giant) for one in clusters_of(labels[i]) if one & giant)
+        is_giant = len(largest_and_others(labels[i])[0]) > 0.5 * len(labels[i])
+        if not is_giant and scores[i] >= enough and len(parts) > 1 and parts[-2] >= parts[-1] / 4:
+            divided.append(i)
+    return max(divided, key=lambda i: scores[i]) if divided else first
+
+
+def largest_and_others(labels: np.ndarray) -> tuple[set[int], list[set[int]]]:
+    """Return the rows of the largest cluster, the first of equals, and of each other."""
+    clusters = clusters_of(labels)
+    giant = max(clusters, key=len, default=set())
+    return giant, [one for one in clusters if one is not giant]
 
 
 def block_checksums(content, piece_nbytes, block_nbytes):

@@ -144,19 +144,33 @@ def test_detail_takes_the_first_or_the_last_level():
     assert [choice.at(detail) for detail in ("auto", "coarse", "fine")] == [1, 0, 3]
 
 
-def test_a_giant_with_little_support_is_avoided():
-    rest = 5 + np.arange(50) // 4
-    coarse = np.concatenate([np.zeros(50, int), rest])
-    fine = np.concatenate([np.arange(50) // 10, rest])
-    labels = np.array([coarse, coarse, fine])
-    assert choose(labels).best == 0
-    silent = np.full((20, 100), -1)
-    choice = choose(np.concatenate([labels, silent]))
+def with_giant(*parts):
+    """Return a trial of 100 rows: 60 in parts of a giant, and the others in small clusters."""
+    small = len(parts) + np.arange(40) // 2
+    return np.concatenate([np.repeat(np.arange(len(parts)), parts), small])
+
+
+SILENT = np.full((20, 100), -1)
+"""Trials that agree with none, so that the others have low scores."""
+
+
+@pytest.mark.parametrize(
+    ("parts", "weight", "others", "best"),
+    [
+        ([30, 30], 1.0, [], 2),
+        ([20, 20, 20], 0.6, [], 0),
+        ([20, 20, 20], 0.6, SILENT, 2),  # in doubt less is enough
+        ([20, 20, 20], 0.1, SILENT, 0),
+        ([58, 2], 1.0, SILENT, 0),  # the giant is only trimmed
+    ],
+)
+def test_giants_are_divided_by_levels_about_as_good(parts, weight, others, best):
+    whole, divided = with_giant(60), with_giant(*parts)
+    labels = np.array([whole, whole, divided, divided, *others])
+    choice = choose(labels, [1, 1, weight, weight] + [1] * len(others))
     assert np.argmax(choice.scores) == 0
-    assert choice.best == 2
+    assert choice.best == best == naive.best(labels, choice.scores.tolist())
     assert choice.at("coarse") == 0
-    few = np.concatenate([np.zeros((3, 50), int), labels[:, 50:]], axis=1)
-    assert choose(np.concatenate([few, silent])).best == 0  # nothing finer to take
 
 
 @given(trials(), st.randoms(use_true_random=False))

@@ -23,6 +23,7 @@ from sklearn.utils import check_random_state
 
 from spore_dask import (
     SPORE,
+    DataWarning,
     Graph,
     InputError,
     ParameterError,
@@ -40,6 +41,7 @@ from spore_dask.choosing import Level, Votes, choose
 from spore_dask.comparing import chosen_of, compare, usable
 from spore_dask.datasets import blobs_and_shapes
 from spore_dask.memory import shape_of
+from spore_dask.reference import is_better
 from spore_dask.spaces import draw, find_space, find_trials, is_open
 from spore_dask.store import Folder
 from spore_dask.voters import voter_labels
@@ -123,12 +125,12 @@ class TestDraws:
         ]
         assert found[31:] == [(params, 0) for params in rungs]
 
-    def test_of_many_points_are_repeated_without_the_cap(self):
-        found = find_trials(None, 20_001, 31, 42, {})
-        assert len(found) == 59
-        expected = [with_sizes(values, 20_001) for values in sampled(20_001, 20)]
-        assert [trial.params for trial in found[31:51]] == expected
-        assert found[51:] == find_trials(None, 20_000, 31, 42, {})[31:]
+    def test_of_many_points_are_in_part_without_the_cap(self):
+        found, capped = (find_trials(None, n_points, 31, 42, {}) for n_points in (20_001, 20_000))
+        assert len(found) == 39
+        expected = [with_sizes(values, 20_001) for values in sampled(20_001, 20)[10:]]
+        assert [trial.params for trial in found[11:21]] == expected
+        assert found[:11] + found[21:] == capped[:11] + capped[21:]
 
     @pytest.mark.parametrize(
         ("fixed", "left_out"),
@@ -590,6 +592,19 @@ class TestDefault:
         np.testing.assert_array_equal(model.labels_, run.labels[...])
         resolved = Params(**{n: v for n, v in given.items() if n != "params"}).resolve(len(x))
         assert run.summary["params"] == vars(resolved)
+
+    def test_data_without_clusters_is_told(self):
+        x = np.random.default_rng(0).normal(size=(600, 4))
+        with pytest.warns(DataWarning, match="may be due to chance"):
+            run = fit(x, n_workers=0)
+        found, by_chance = run.choice["chance"]
+        assert 0 < by_chance < 0.2
+        assert not is_better(found, by_chance)
+        with pytest.warns(DataWarning, match="may be due to chance"):
+            model = SPORE(knn="exact").fit(x)
+        assert list(model.choice_["chance"]) == [found, by_chance]
+        x[300:] += 50
+        assert fit(x, n_workers=0).choice["chance"] is None  # sure enough not to ask
 
     @pytest.mark.parametrize("n_points", [2, 3, 10])
     def test_of_few_points(self, n_points):
