@@ -168,8 +168,9 @@ class Flight:
         whole = {future.key: future for future in futures if future.status == "finished"}
         gather = functools.partial(self._client.gather, whole, "skip", asynchronous=True)
         outcomes: dict[str, Outcome] = {}
-        # Those that were cancelled meanwhile, with the connection, say so themselves.
-        with contextlib.suppress(TimeoutError, OSError, CancelledError):
+        # Those that were cancelled meanwhile, with the connection, say so themselves. distributed's
+        # `sync` raises UnboundLocalError when what it waits for is cancelled.
+        with contextlib.suppress(TimeoutError, OSError, CancelledError, UnboundLocalError):
             outcomes = self._client.sync(gather, callback_timeout=FETCH_TIMEOUT) if whole else {}
         return outcomes
 
