@@ -464,7 +464,9 @@ def test_a_full_disk_is_refused_before_anything_is_written(tmp_path, monkeypatch
     usage = type("Usage", (), {"free": 10**9})
     monkeypatch.setattr(running.shutil, "disk_usage", lambda path: usage)
     check_space(tmp_path, 2, 100_000, ours=True)
-    with pytest.raises(LimitError, match=r"10,000,000 x 384 needs \d\d\.\d GB of disk, but 1\.0 GB"):
+    with pytest.raises(
+        LimitError, match=r"10,000,000 x 384 needs \d\d\.\d GB of disk, but 1\.0 GB"
+    ):
         check_space(tmp_path, 384, 10_000_000, ours=True)
 
 
