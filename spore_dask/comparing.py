@@ -18,16 +18,20 @@ from numpy.typing import NDArray
 from spore_dask.choosing import LARGE, MAX_NOISE, SAMPLE_ROWS, Choice, Votes, decide
 from spore_dask.clustering import GraphInMemory, grouped
 from spore_dask.clusters import NOISE
-from spore_dask.reference import N_CLOUDS, chance_of, is_better, reference_score
+from spore_dask.reference import (
+    N_CLOUDS,
+    N_TRIALS,
+    N_VOTERS,
+    chance_of,
+    is_better,
+    reference_score,
+)
 from spore_dask.spaces import Trial, draw, find_space, find_trials
 from spore_dask.telling import SURE
 from spore_dask.threads import in_threads
 from spore_dask.voters import voter_labels
 
-N_TRIALS = 31
 N_COMPARED = 20_000
-N_VOTERS = 50
-"""Configurations for each sample."""
 LEAST_ROWS = 500
 """Rows of each of several samples, at least."""
 MOST_NBYTES = 64 << 20
@@ -165,7 +169,7 @@ class Chosen:
         return {
             **told(self.best),
             "n_trials": len(compared.trials),
-            "chance": self.chance,
+            "chance": self.chance and list(self.chance),
             "detail": self.detail,
             "levels": [
                 told(level.trial) | {"entropy": level.entropy, "largest": level.largest}

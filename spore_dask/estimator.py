@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from spore_dask.api import PARAMS, fit
 from spore_dask.clustering import Clustering, GraphInMemory
 from spore_dask.clusters import NOISE
-from spore_dask.comparing import N_TRIALS, choose_in_memory, compare, longest_rows
+from spore_dask.comparing import choose_in_memory, compare, longest_rows
 from spore_dask.coordinates import check_options, learn_coordinates, refuse_masked
 from spore_dask.errors import DataWarning
 from spore_dask.inputs import is_lazy
@@ -31,6 +31,7 @@ from spore_dask.params import Params, ResolvedParams
 from spore_dask.plan import RECALL
 from spore_dask.predicting import predict
 from spore_dask.recall import Recall
+from spore_dask.reference import N_TRIALS
 from spore_dask.runs import Run
 from spore_dask.search import KNN, neighbor_rows
 from spore_dask.spaces import Trial, is_open

@@ -22,6 +22,7 @@ from spore_dask.voters import voter_labels
 Points = NDArray[np.floating]
 
 N_TRIALS, N_VOTERS = 31, 50
+"""Configurations that are drawn, and those that only contribute to the scores."""
 N_CLOUDS = 3
 """Clouds of each of the two kinds."""
 FACTOR, MARGIN = 1.4, 0.01

@@ -23,7 +23,6 @@ from spore_dask import memory
 from spore_dask.choosing import Votes, choose, decide
 from spore_dask.comparing import (
     N_COMPARED,
-    N_TRIALS,
     Chosen,
     Comparison,
     chosen_of,
@@ -40,7 +39,7 @@ from spore_dask.jobs import Job, find_job, place_of_run
 from spore_dask.opening import find_done, opened
 from spore_dask.params import count, one_of
 from spore_dask.plan import FitPlan, as_memory_limit
-from spore_dask.reference import N_CLOUDS, reference_score
+from spore_dask.reference import N_CLOUDS, N_TRIALS, reference_score
 from spore_dask.runs import (
     CHOICE,
     RESULT,
