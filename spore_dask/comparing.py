@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -119,6 +120,8 @@ class Chosen:
     detail: str
     chance: tuple[float, float] | None = None
     """The highest score on a sample, and on data without clusters; None where that is not asked."""
+    excerpt: tuple[str, int] | None = None
+    """The excerpt that the trials clustered, and its points; None where it was all of the data."""
 
     @property
     def is_unsure(self) -> bool:
@@ -169,6 +172,7 @@ class Chosen:
         return {
             **told(self.best),
             "n_trials": len(compared.trials),
+            "excerpt": self.excerpt and list(self.excerpt),
             "chance": self.chance and list(self.chance),
             "detail": self.detail,
             "levels": [
@@ -192,9 +196,29 @@ def chosen_of(choice: Choice, facts: Sequence[Facts], detail: str) -> Chosen:
 
 
 def choose_in_memory(graph: GraphInMemory, compared: Comparison, detail: str) -> Chosen:
-    """Choose parameters for points that are in memory; rows of the graph are input rows."""
-    points, n_points = graph.points, len(graph.points)
+    """Choose parameters for points that are in memory; rows of the graph are input rows.
 
+    Where the choice is unsure, it is compared with that for data without clusters.
+    """
+    chosen, _ = compare_in_memory(graph, compared, detail)
+    chosen.facts[0]["n_pieces"] = graph.n_pieces(
+        compared.trials[0].params.resolve(len(graph.points)).expansion_neighbors
+    )
+    if not chosen.is_unsure or chosen.is_degenerate:
+        return chosen
+    sample = np.ascontiguousarray(graph.points[compared.rows[compared.samples[0]]])
+    refer = functools.partial(reference_score, sample, seed=compared.seed, fixed=compared.fixed)
+    return chosen.beside(in_threads(refer, range(1 + 2 * N_CLOUDS)))
+
+
+def compare_in_memory(
+    graph: GraphInMemory, compared: Comparison, detail: str = "auto"
+) -> tuple[Chosen, NDArray[np.int32]]:
+    """Cluster with every configuration, and choose the best.
+
+    Returns the choice, and the labels of the compared rows in each trial.
+    """
+    points, n_points = graph.points, len(graph.points)
     resolved = [trial.params.resolve(n_points) for trial in compared.trials]
     labels = np.empty((len(resolved), len(compared.rows)), np.int32)
     facts: list[Facts] = [{} for _ in resolved]
@@ -202,10 +226,14 @@ def choose_in_memory(graph: GraphInMemory, compared: Comparison, detail: str) ->
     def run(group: list[int]) -> None:
         own = graph.share()
         for number in group:
+            started = time.perf_counter()
             found = own.cluster(resolved[number])
-            noise = float((found.labels == NOISE).mean())
             labels[number] = found.labels[compared.rows]
-            facts[number] = {"n_clusters": len(found.clusters), "noise": noise}
+            facts[number] = {
+                "n_clusters": len(found.clusters),
+                "noise": float((found.labels == NOISE).mean()),
+                "seconds": time.perf_counter() - started,
+            }
 
     def ask() -> list[Votes]:
         samples = [np.ascontiguousarray(points[compared.rows[some]]) for some in compared.samples]
@@ -213,14 +241,8 @@ def choose_in_memory(graph: GraphInMemory, compared: Comparison, detail: str) ->
         return compared.votes([voter_labels(*each) for each in zip(samples, asked, strict=True)])
 
     in_threads(run, grouped(resolved))
-    facts[0]["n_pieces"] = graph.n_pieces(resolved[0].expansion_neighbors)
     choice = decide(labels, compared.weights, usable(facts), n_points, ask)
-    chosen = chosen_of(choice, facts, detail)
-    if not chosen.is_unsure or chosen.is_degenerate:
-        return chosen
-    sample = np.ascontiguousarray(points[compared.rows[compared.samples[0]]])
-    refer = functools.partial(reference_score, sample, seed=compared.seed, fixed=compared.fixed)
-    return chosen.beside(in_threads(refer, range(1 + 2 * N_CLOUDS)))
+    return chosen_of(choice, facts, detail), labels
 
 
 def longest_rows(trials: Sequence[Trial], n_points: int) -> int:

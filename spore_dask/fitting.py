@@ -172,10 +172,13 @@ class Fit:
             self.stages[stage] = {"name": name}
         return graph
 
+    def scan(self) -> Scan:
+        """Scan the source, or take up what an earlier call has left."""
+        return scan_source(self.engine, self.job.folder, self.plan)
+
     def _choose(self) -> tuple[FitPlan, Scan, str]:
         """Scan the source; return what that tells of the plan, and the way to search."""
-        plan = self.plan
-        scanned = scan_source(self.engine, self.job.folder, plan)
+        plan, scanned = self.plan, self.scan()
         search = self._find_search(plan, scanned)
         plan = plan.exact() if search in EXACT else plan
         if not self._few_fragments(plan, scanned, search):

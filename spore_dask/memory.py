@@ -83,6 +83,10 @@ CLUSTERING_NBYTES = 100
 CLUSTER_NBYTES = 40
 """What it holds for each cluster that stays."""
 
+EXCERPT_POINTS = 1 << 17
+EXCERPT_NBYTES = 640 << 20
+"""Points of an excerpt on which parameters are chosen, and the bytes of its graph, at most."""
+
 COMPILING_NBYTES = 240 << 20
 """What a worker that runs trials takes, once, to compile the kernels of clustering."""
 INTERPRETER_NBYTES = 320 << 20
@@ -501,9 +505,26 @@ def trial_nbytes(shape: Shape) -> int:
     The rows, the points, once more as they are read and where densities tie, and what clustering
     takes for each point; or what compiling it takes, before.
     """
-    point = shape.row_nbytes + 3 * shape.point_nbytes + CLUSTERING_NBYTES
-    data = shape.n_points * point + shape.partition_nbytes
+    data = shape.n_points * _trial_point_nbytes(shape) + shape.partition_nbytes
     return INTERPRETER_NBYTES + max(data, COMPILING_NBYTES)
+
+
+def excerpt_points(shape: Shape) -> int | None:
+    """Return the points of an excerpt on which parameters are chosen; None for all points."""
+    size = min(EXCERPT_POINTS, EXCERPT_NBYTES // _trial_point_nbytes(shape))
+    return size if size < shape.n_points else None
+
+
+def excerpt_nbytes(shape: Shape) -> int:
+    """Return the projected peak of a process that searches and clusters an excerpt."""
+    data = (excerpt_points(shape) or 0) * _trial_point_nbytes(shape)
+    return INTERPRETER_NBYTES + max(data, COMPILING_NBYTES)
+
+
+def _trial_point_nbytes(shape: Shape) -> int:
+    """Return what a process takes for each point of a graph that it clusters in memory."""
+    row_nbytes = shape.entries_nbytes(shape.longest_k)
+    return row_nbytes + 3 * shape.point_nbytes + CLUSTERING_NBYTES
 
 
 def driver_nbytes(data: InputShape, shape: Shape, may_approximate: bool = False) -> int:

@@ -353,13 +353,11 @@ def make_plan(
 ) -> PlanType:
     """Make the plan of a graph or a fit; raise a sentence where there is not enough memory."""
     n_points, n_columns = data.source.shape
-    dtype = np.dtype(data.source.dtype)
     options = options.check(n_points)
-    itemsize = 8 if dtype.itemsize > (2 if dtype.kind in "iu" else 4) else 4
     shape = memory.shape_of(
         n_points,
         n_columns,
-        itemsize,
+        working_itemsize(data.source.dtype),
         options.k or 1,
         options.n_partitions,
         options.longest_k,
@@ -374,6 +372,12 @@ def make_plan(
     )
     plan.check()
     return plan
+
+
+def working_itemsize(dtype: Any) -> int:
+    """Return the bytes of a working coordinate at most, for input of a type."""
+    dtype = np.dtype(dtype)
+    return 8 if dtype.itemsize > (2 if dtype.kind in "iu" else 4) else 4
 
 
 def input_shape_of(source: Source, sample_size: int) -> memory.InputShape:

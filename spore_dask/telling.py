@@ -15,6 +15,9 @@ def choice_sentence(told: Mapping[str, Any]) -> str:
     """Say which parameters were chosen, and how sure the choice is, given `Run.choice`."""
     given = ", ".join(words_of(told["params"])) or "the paper's defaults"
     among = f"Chose {given} among {told['n_trials']} configurations"
+    if told.get("excerpt"):
+        name, n_points = told["excerpt"]
+        among += f" on a {name} excerpt of {n_points:,} points"
     score = told["score"]
     if score is None:
         return f"{among}: none has two clusters and at most half noise."

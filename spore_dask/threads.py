@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import importlib
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,6 +19,7 @@ from threadpoolctl import threadpool_limits
 from spore_dask.cgroups import cpu_quota
 
 _held = threading.local()
+_limit: contextvars.ContextVar[int | None] = contextvars.ContextVar("limit", default=None)
 
 
 def n_threads() -> int:
@@ -33,10 +35,22 @@ def in_threads(
     task: Callable[[Any], Any], items: Iterable[Any], limit: int | None = None
 ) -> list[Any]:
     """Run a task for each item on all processors, or on `limit`; return the results in order."""
+    limit = _limit.get() or limit
     if limit == 1:
         return [task(item) for item in items]
     with ThreadPoolExecutor(limit or n_threads()) as pool:
         return list(pool.map(task, items))
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Do without further threads: a worker has one, and the memory of one."""
+    token = _limit.set(1)
+    try:
+        with one_product_thread():
+            yield
+    finally:
+        _limit.reset(token)
 
 
 def one_product_thread() -> contextlib.AbstractContextManager[Any]:

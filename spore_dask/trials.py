@@ -1,10 +1,8 @@
 """Trials: the same graph clustered with many configurations, each by one task in one process.
 
-A process that has room for the whole graph reads it once and keeps it for its next trials.
-Elsewhere a task goes through the stages of a fit, out of core, in a folder of its own that it
-removes. Both give the same labels. Reads the points and the graph; writes for each trial the labels
-of the rows that are compared.
-Memory: rows of K + 1 entries, the points, and 100 bytes per point; or that of a coordinator.
+A process reads the whole graph once and keeps it for its next trials. Reads the points and the
+graph; writes for each trial the labels of the rows that are compared.
+Memory: rows of K + 1 entries, the points, and 100 bytes per point.
 """
 
 from __future__ import annotations
@@ -19,15 +17,11 @@ from numpy.typing import NDArray
 
 from spore_dask import memory
 from spore_dask.clustering import GraphInMemory, cluster_rows, grouped
-from spore_dask.clusters import NOISE, label_dtype
+from spore_dask.clusters import NOISE
 from spore_dask.engine import Engine
-from spore_dask.fitting import Fit
 from spore_dask.graph import Graph
-from spore_dask.jobs import Job
 from spore_dask.params import Params
-from spore_dask.plan import FitPlan
 from spore_dask.points import CACHE
-from spore_dask.runs import remove_stages
 from spore_dask.shards import Entries, GraphRows
 from spore_dask.store import Folder, Limits
 from spore_dask.tasks import Receipt, Work, run_work
@@ -47,26 +41,14 @@ class TrialSpec:
     folder: Folder
     """Gets `rows` and `places`, the input rows and points whose labels are compared, and `labels/`,
     one array per trial."""
-    job: Job
-    """What all trials share; its data is where every process can open it."""
     graph: Graph
     """Has enough neighbours in every row for each trial."""
     trials: tuple[Params, ...]
-    plan: FitPlan
-
-    @property
-    def fits_in_memory(self) -> bool:
-        """Whether a process has room for the whole graph."""
-        return memory.trial_nbytes(self.graph.shape) <= self.plan.memory_limit
 
     @property
     def needs_nbytes(self) -> int:
         """Projected peak of a process that runs one of the trials."""
-        if self.fits_in_memory:
-            return memory.trial_nbytes(self.graph.shape)
-        stages = self.plan.memory()
-        compiling = memory.INTERPRETER_NBYTES + memory.COMPILING_NBYTES
-        return max(compiling, *(stages[name] for name in ("density", "expand", "fragments")))
+        return memory.trial_nbytes(self.graph.shape)
 
 
 def run_trials(engine: Engine, spec: TrialSpec, rows: NDArray[np.int64]) -> list[Receipt]:
@@ -129,26 +111,14 @@ def _try(spec: TrialSpec, number: int) -> Receipt:
     """Run one trial, and write the labels that are compared."""
     started = time.perf_counter()
     places = read_places(spec.folder, spec.graph.n_points)
-    cluster = _cluster_in_memory if spec.fits_in_memory else _cluster_out_of_core
-    labels, n_clusters, noise = cluster(spec, number, places)
-    spec.folder.child(LABELS).write_array(str(number), labels.astype(np.int32))
-    facts = {"n_clusters": n_clusters, "noise": noise}
-    if number == 0 and spec.fits_in_memory:
-        ke = spec.trials[0].resolve(spec.graph.n_points).expansion_neighbors
-        facts["n_pieces"] = _read_graph(spec.graph).n_pieces(ke)
-    return facts | {"seconds": time.perf_counter() - started}
-
-
-def _cluster_in_memory(
-    spec: TrialSpec, number: int, places: NDArray[np.int64]
-) -> tuple[NDArray[Any], int, float]:
-    """Cluster the graph as a whole.
-
-    Returns the labels at `places`, the number of clusters and the share of noise.
-    """
     params = spec.trials[number].resolve(spec.graph.n_points)
     found = _read_graph(spec.graph).cluster(params)
-    return found.labels[places], len(found.clusters), float((found.labels == NOISE).mean())
+    spec.folder.child(LABELS).write_array(str(number), found.labels[places])
+    noise = float((found.labels == NOISE).mean())
+    facts = {"n_clusters": len(found.clusters), "noise": noise}
+    if number == 0:
+        facts["n_pieces"] = _read_graph(spec.graph).n_pieces(params.expansion_neighbors)
+    return facts | {"seconds": time.perf_counter() - started}
 
 
 def _read_graph(graph: Graph) -> GraphInMemory:
@@ -196,28 +166,3 @@ def let_go() -> None:
     """Give back what this process has in memory between trials."""
     _held.clear()
     CACHE.clear()
-
-
-def _cluster_out_of_core(
-    spec: TrialSpec, number: int, places: NDArray[np.int64]
-) -> tuple[NDArray[Any], int, float]:
-    """Cluster the graph stage by stage, in this process; return the same."""
-    folder, graph = spec.folder.child(f"trial-{number}"), spec.graph
-    extent = graph.points.extent()
-    if extent <= 0:
-        return np.zeros(len(places), np.int32), 1, 0.0
-    job = dataclasses.replace(spec.job, folder=folder, params=spec.trials[number], graph=graph)
-    engine = Engine(memory_limit=spec.plan.memory_limit)
-    _, settled = Fit(engine, job, spec.plan, resume=True).settle(graph, extent)
-    size = (graph.n_points,)
-    array = settled.open_rows("labels", size, label_dtype(*size))
-    labels, n_noise = np.empty(len(places), array.dtype), 0
-    for first in range(0, graph.n_points, array.chunk_rows):
-        last = min(first + array.chunk_rows, graph.n_points)
-        part = array.read(first, last)
-        here = np.flatnonzero((places >= first) & (places < last))
-        labels[here] = part[places[here] - first]
-        n_noise += int((part == NOISE).sum())
-    n_clusters = len(settled.read_array("clusters"))
-    remove_stages(folder)
-    return labels, n_clusters, n_noise / graph.n_points

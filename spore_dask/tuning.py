@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,13 +32,15 @@ from spore_dask.comparing import (
 )
 from spore_dask.engine import Engine
 from spore_dask.errors import LimitError, ParameterError
+from spore_dask.excerpts import ExcerptSpec, best_excerpt, read_sample_of, try_on_excerpts
 from spore_dask.fitting import Fit
 from spore_dask.graph import FORMAT, Graph
 from spore_dask.inputs import Input, check_unchanged, labels_of_rows
 from spore_dask.jobs import Job, find_job, place_of_run
+from spore_dask.memory import Shape
 from spore_dask.opening import find_done, opened
 from spore_dask.params import count, one_of
-from spore_dask.plan import FitPlan, as_memory_limit
+from spore_dask.plan import FitPlan, as_memory_limit, working_itemsize
 from spore_dask.reference import N_CLOUDS, N_TRIALS, reference_score
 from spore_dask.runs import (
     CHOICE,
@@ -194,17 +196,40 @@ class TuneJob(Job):
 
     @property
     def head_k(self) -> int:
-        """Neighbours of every point: any may be a fragment in some trial."""
-        return self.longest_k
+        """Neighbours of every point: where trials share the graph, any may be a fragment in one."""
+        if self.excerpt_points is None:
+            return self.longest_k
+        n_points = self.data.source.shape[0]
+        resolved = [trial.params.resolve(n_points) for trial in self.trials]
+        return max(max(one.density_neighbors, one.expansion_neighbors) for one in resolved)
+
+    @functools.cached_property
+    def trial_shape(self) -> Shape:
+        """The sizes of the graph that is clustered by each trial, or taken excerpts of."""
+        source = self.data.source
+        itemsize, n_partitions = working_itemsize(source.dtype), self.options.n_partitions
+        return memory.shape_of(*source.shape, itemsize, self.longest_k, n_partitions)
+
+    @property
+    def excerpt_points(self) -> int | None:
+        """Points of the excerpts that trials cluster; None where they cluster all points."""
+        return memory.excerpt_points(self.trial_shape)
+
+    @property
+    def trial_nbytes(self) -> int:
+        """Projected peak of a process that runs trials."""
+        if self.excerpt_points is not None:
+            return memory.excerpt_nbytes(self.trial_shape)
+        return memory.trial_nbytes(self.trial_shape if self.graph is None else self.graph.shape)
 
     def plan(self, memory_limit: Any, n_workers: int | None) -> FitPlan:
         """Plan graph and fit; raise a sentence where they, or a trial, cannot work."""
         plan = super().plan(memory_limit, n_workers)
-        needed = memory.INTERPRETER_NBYTES + memory.COMPILING_NBYTES
-        if plan.memory_limit < needed:
+        if plan.memory_limit < self.trial_nbytes:
             raise LimitError(
-                f"memory_limit is {format_bytes(plan.memory_limit)} a process, but a worker needs "
-                f"{format_bytes(needed)} to compile what a trial runs: raise it."
+                f"memory_limit is {format_bytes(plan.memory_limit)} a process, but choosing "
+                f"parameters needs {format_bytes(self.trial_nbytes)}: raise it, or give "
+                'params="paper" and the parameters that you want.'
             )
         return plan
 
@@ -243,9 +268,12 @@ def find_search(
     if job.graph is not None:
         trials = _fitting(compared.trials, job.graph, n_points, LEAST_TRIALS if y is None else 1)
         compared = dataclasses.replace(compared, trials=trials)
-    truth = None if y is None else labels_of_rows(y, n_points, compared.rows, memory_limit)
+    read_truth = None
+    if y is not None:
+        read_truth = functools.partial(labels_of_rows, y, n_points, memory_limit=memory_limit)
+    truth = None if read_truth is None else read_truth(compared.rows)
     tune_job = TuneJob(**_shallow(job), trials=compared.trials)
-    return Search(tune_job, compared, truth, detail)
+    return Search(tune_job, compared, truth, read_truth, space, detail)
 
 
 def _fitting(
@@ -272,6 +300,16 @@ def _refer(spec: PollSpec, seed: int, fixed: dict[str, Any], number: int) -> Rec
     return {"score": reference_score(read_sample(spec, 0), number, seed, fixed)}
 
 
+def _refer_to_excerpt(folder: Folder, seed: int, fixed: dict[str, Any], number: int) -> Receipt:
+    """Score the sample of an excerpt, or one of its clouds."""
+    return {"score": reference_score(read_sample_of(folder), number, seed, fixed)}
+
+
+def _aris(truth: NDArray[np.int64], labels: NDArray[np.int32]) -> list[float]:
+    """Return the ARI of each trial."""
+    return [float(adjusted_rand_score(truth, row)) for row in labels]
+
+
 @dataclasses.dataclass(frozen=True)
 class Search:
     """A tune that is to be made, or has been."""
@@ -280,6 +318,9 @@ class Search:
     compared: Comparison
     truth: NDArray[np.int64] | None
     """Labels of the rows that are compared, if they are known."""
+    read_truth: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None
+    """Returns the labels of any rows, if they are known."""
+    space: Mapping[str, Any] | None
     detail: str
 
     @property
@@ -290,9 +331,8 @@ class Search:
         asked = dataclasses.asdict(job.data.source), dataclasses.asdict(job.options), graph
         voters = [trial for some in self.compared.voters for trial in some]
         params = [dataclasses.asdict(trial.params) for trial in (*job.trials, *voters)]
-        return job.folder.child(
-            "tuning-" + hash_of(FORMAT, *asked, params, len(job.trials), len(self.compared.rows))
-        )
+        sizes = len(job.trials), len(self.compared.rows), job.excerpt_points
+        return job.folder.child("tuning-" + hash_of(FORMAT, *asked, params, *sizes))
 
     @property
     def document(self) -> str:
@@ -318,7 +358,8 @@ class Search:
             result = self.job.folder.child(RESULT + known["run"])
             result.remove(SUMMARY)
             remove_stage(result)
-        self.folder.remove("receipts-trials")
+        for name in ("places", "excerpts", "trials", "reference"):
+            self.folder.remove(f"receipts-{name}")
         remove_stages(self.folder)
 
     def _tuning(self) -> Tuning:
@@ -346,24 +387,90 @@ class Search:
                 return finished
             if not resume:
                 self._forget()
+            if self.job.excerpt_points is not None:
+                chosen, aris = self._choose_on_excerpts(builder)
+                job = self._settled(chosen, aris, self.job.data, self.job.graph)
+                plan = job.plan(builder.plan.memory_limit, builder.engine.n_workers)
+                self._fit(builder, job, plan, chosen, resume)
+                return self._tuning()
             graph = builder.graph()
         data = Input(self.job.data.source)
-        plan = dataclasses.replace(builder.plan, data=data, known=graph.shape)
-        job = Job(**_shallow(self.job) | {"data": data, "graph": graph})
-        params = tuple(trial.params for trial in self.job.trials)
-        spec = TrialSpec(self.folder, job, graph, params, plan)
+        spec = TrialSpec(self.folder, graph, tuple(trial.params for trial in self.job.trials))
         facts = run_trials(builder.engine, spec, self.compared.rows)
         n_pieces = facts[0].pop("n_pieces", 0)
         labels = read_labels(self.folder, len(facts), len(self.compared.rows))
         chosen, aris = self._choose(builder.engine, spec, labels, facts)
-        job = dataclasses.replace(job, params=params[chosen.best])
+        job = self._settled(chosen, aris, data, graph)
+        plan = dataclasses.replace(builder.plan, data=data, known=graph.shape)
+        self._fit(builder, job, plan, chosen, resume, n_pieces)
+        return self._tuning()
+
+    def _settled(
+        self, chosen: Chosen, aris: list[float | None], data: Input, graph: Graph | None
+    ) -> Job:
+        """Write down what was chosen, and return the fit with it."""
+        params = self.job.trials[chosen.best].params
+        job = Job(**_shallow(self.job) | {"data": data, "graph": graph, "params": params})
         self._write(job, chosen, aris)
+        return job
+
+    def _fit(
+        self,
+        builder: Fit,
+        job: Job,
+        plan: FitPlan,
+        chosen: Chosen,
+        resume: bool,
+        n_pieces: int = 0,
+    ) -> None:
+        """Fit with what was chosen."""
         final = Fit(builder.engine, job, plan, resume)
         final.stages |= builder.stages
         final.facts = {"n_pieces": n_pieces}
         final.warnings = list(chosen.warnings)
         final.run()
-        return self._tuning()
+
+    def _choose_on_excerpts(self, builder: Fit) -> tuple[Chosen, list[float | None]]:
+        """Choose one of the trials by what they make of excerpts, and return the ARI of each.
+
+        The ARI, if true labels are known, is the mean over both excerpts.
+        """
+        job, compared, engine = self.job, self.compared, builder.engine
+        scanned = builder.scan()
+        spec = ExcerptSpec(
+            folder=self.folder,
+            source=job.data.source,
+            transform=scanned.transform,
+            n_parts=len(scanned.ranges),
+            size=job.excerpt_points or 0,
+            trials=job.trials,
+            space=self.space,
+            fixed=compared.fixed,
+            n_compared=len(compared.rows),
+            seed=compared.seed,
+            reading_nbytes=builder.plan.memory()["exchange"],
+            choosing_nbytes=job.trial_nbytes,
+        )
+        excerpts = try_on_excerpts(engine, spec, scanned)
+        used = best_excerpt(excerpts)
+        about = used.name, used.n_points
+        if self.read_truth is not None:
+            found = [_aris(self.read_truth(one.rows), one.labels) for one in excerpts.values()]
+            aris = np.mean(found, axis=0).tolist()
+            best = int(np.argmax(aris))
+            return Chosen(best, used.choice, used.facts, self.detail, excerpt=about), aris
+        chosen = chosen_of(used.choice, used.facts, self.detail)
+        if self._is_doubtful(chosen):
+            folder, seed = self.folder.child(used.name), compared.seed
+            refer = functools.partial(_refer_to_excerpt, folder, seed, compared.fixed)
+            work = Work("reference", refer, range(1 + 2 * N_CLOUDS), job.trial_nbytes)
+            scores = [receipt["score"] for receipt in run_work(engine, folder, work)]
+            chosen = chosen.beside(scores)
+        return dataclasses.replace(chosen, excerpt=about), [None] * len(used.facts)
+
+    def _is_doubtful(self, chosen: Chosen) -> bool:
+        """Tell whether to compare a choice with that for data without clusters."""
+        return chosen.is_unsure and not chosen.is_degenerate and is_open(self.compared.fixed)
 
     def _choose(
         self,
@@ -376,12 +483,12 @@ class Search:
         weights = self.compared.weights
         if self.truth is not None:
             choice = choose(labels, weights, usable=usable(facts))
-            aris = [float(adjusted_rand_score(self.truth, row)) for row in labels]
+            aris = _aris(self.truth, labels)
             return Chosen(int(np.argmax(aris)), choice, facts, self.detail), [*aris]
         ask = functools.partial(self._ask_voters, engine, spec)
         choice = decide(labels, weights, usable(facts), spec.graph.n_points, ask)
         chosen = chosen_of(choice, facts, self.detail)
-        if chosen.is_unsure and not chosen.is_degenerate and is_open(self.compared.fixed):
+        if self._is_doubtful(chosen):
             chosen = chosen.beside(self._refer(engine, spec))
         return chosen, [None] * len(facts)
 

@@ -647,3 +647,12 @@ def block_checksums(content, piece_nbytes, block_nbytes):
             total = 0x85EBCA6B + sum(b * w for b, w in zip(block, weights, strict=True))
             found.append(total % 2**32)
     return found
+
+
+def near_places(points: np.ndarray, places: list[list[float]], n_near: int) -> list[int]:
+    """Return the rows nearest to any of some places, ascending; so many for each place."""
+    found: set[int] = set()
+    for place in places:
+        squares = [sum((float(a) - b) ** 2 for a, b in zip(p, place, strict=True)) for p in points]
+        found |= set(sorted(range(len(points)), key=lambda row: (squares[row], row))[:n_near])
+    return sorted(found)

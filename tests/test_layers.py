@@ -24,6 +24,7 @@ LAYERS = [
     {"jobs", "comparing"},
     {"fitting", "predicting"},
     {"trials", "tunings", "sample_fits"},
+    {"excerpts"},
     {"tuning"},
     {"api"},
     {"estimator", "estimates", "exporting", "reporting"},

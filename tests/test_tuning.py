@@ -1,4 +1,4 @@
-"""`tune` against the plain algorithm: draws, trials in memory and out of core, choices, resumes."""
+"""`tune` against the plain algorithm: draws, trials, choices, resumes."""
 
 import functools
 import gc
@@ -77,11 +77,6 @@ def stage_ends(events):
 def without_seconds(found):
     names = [name for name in found.trials.dtype.names if name != "seconds"]
     return json.dumps([found.trials[name].tolist() for name in names])
-
-
-@pytest.fixture
-def out_of_core(monkeypatch):
-    monkeypatch.setattr(memory, "trial_nbytes", lambda shape: 10**18)
 
 
 def sampled(n_points, n_draws, seed=42):
@@ -192,20 +187,16 @@ class TestDraws:
 
 
 class TestTrials:
-    @pytest.mark.parametrize("in_memory", [True, False])
     @given(points=point_sets(), data=st.data())
     @settings(max_examples=25)
-    def test_equal_the_plain_algorithm(self, tmp_path_factory, in_memory, points, data):
+    def test_equal_the_plain_algorithm(self, tmp_path_factory, points, data):
         folder = tmp_path_factory.mktemp("tune")
         names = data.draw(st.lists(st.sampled_from(list(PARAMETERS)), min_size=1, unique=True))
         values = st.lists(st.integers(0, 3), min_size=1, max_size=3)
         space = {name: [data.draw(PARAMETERS[name]) for _ in data.draw(values)] for name in names}
         y = data.draw(st.lists(st.integers(0, 2), min_size=len(points), max_size=len(points)))
-        with pytest.MonkeyPatch.context() as patch:
-            if not in_memory:
-                patch.setattr(memory, "trial_nbytes", lambda shape: 10**18)
-            options = {"n_partitions": min(3, len(points)), "knn": "exact", "n_workers": 0}
-            found = tune(points, folder / "out", y=y, n_trials=4, space=space, **options)
+        options = {"n_partitions": min(3, len(points)), "knn": "exact", "n_workers": 0}
+        found = tune(points, folder / "out", y=y, n_trials=4, space=space, **options)
         for number, labels in enumerate(compared(found)):
             params = {name: found.summary["params"][number][name] for name in names}
             params = {name: value for name, value in params.items() if value is not None}
@@ -216,15 +207,6 @@ class TestTrials:
             assert found.trials["ari"][number] == pytest.approx(adjusted_rand_score(y, expected))
         np.testing.assert_array_equal(found.run.labels[...], compared(found)[found.best])
         assert found.best == np.argmax(found.trials["ari"])
-
-    def test_in_memory_and_out_of_core_are_the_same(self, tmp_path, monkeypatch):
-        x, _ = town()
-        inside = tune(x, tmp_path / "a", n_trials=3, n_workers=0)
-        monkeypatch.setattr(memory, "trial_nbytes", lambda shape: 10**18)
-        beside = tune(x, tmp_path / "b", n_trials=3, n_workers=0, cache_limit=0)
-        assert without_seconds(inside) == without_seconds(beside)
-        assert not list(Path(beside.path).glob("tuning-*/trial-*"))
-        assert not trials._held
 
     def test_do_not_depend_on_workers_or_chunks(self, tmp_path):
         x, _ = town()
@@ -258,28 +240,6 @@ class TestTrials:
         found = tune(x, tmp_path / "out", n_trials=3, knn="approximate", n_workers=0)
         np.testing.assert_array_equal(found.run.labels[...], compared(found)[found.best])
         assert Graph(*found.run.graph).recall.certified == 0
-
-
-def test_half_a_removal_of_a_trial_is_no_result(tmp_path, monkeypatch):
-    options = {"space": FOUR, "n_trials": 3, "n_workers": 0}
-    expected = tune(town()[0], tmp_path / "whole", **options)
-    monkeypatch.setattr(trials.TrialSpec, "fits_in_memory", False)
-
-    def stop(folder, name=""):
-        if "/trial-1/reassign" in folder.url and not name:
-            raise KeyboardInterrupt
-        return remove(folder, name)
-
-    remove = Folder.remove
-    monkeypatch.setattr(Folder, "remove", stop)
-    with pytest.raises(KeyboardInterrupt):
-        tune(town()[0], tmp_path / "out", **options)
-    monkeypatch.setattr(Folder, "remove", remove)
-    [half] = (tmp_path / "out").glob("tuning-*/trial-1/reassign-*/labels")
-    shutil.rmtree(half)
-    found = tune(town()[0], tmp_path / "out", **options)
-    assert found.best == expected.best
-    np.testing.assert_array_equal(compared(found), compared(expected))
 
 
 def test_a_finished_tune_keeps_no_more_than_asked(tmp_path):
@@ -453,16 +413,16 @@ class TestFolders:
         again = tune(town()[0], tmp_path / "out", n_trials=3, n_workers=0, keep="labels")
         assert again.trials["seconds"].tolist() == before
 
-    def test_a_tune_that_was_stopped_goes_on(self, tmp_path, monkeypatch, out_of_core):
-        source, cluster = write_zarr(tmp_path / "x.zarr", town()[0]), trials._cluster_out_of_core
+    def test_a_tune_that_was_stopped_goes_on(self, tmp_path, monkeypatch):
+        source, attempt = write_zarr(tmp_path / "x.zarr", town()[0]), trials._try
         whole = tune(source, tmp_path / "whole", space=FOUR, n_workers=0)
 
-        def stop(spec, number, places):
-            found = cluster(spec, number, places)
+        def stop(spec, number):
+            found = attempt(spec, number)
             return 1 / 0 if number == 3 else found
 
         with monkeypatch.context() as patch:
-            patch.setattr(trials, "_cluster_out_of_core", stop)
+            patch.setattr(trials, "_try", stop)
             with pytest.raises(ZeroDivisionError):
                 tune(source, space=FOUR, n_workers=0)
         with pytest.raises(InputError, match="There is no finished tune"):
@@ -649,15 +609,13 @@ def test_other_words_for_params_are_refused(tmp_path):
         fit(town()[0], tmp_path / "out", params="best")
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
-def test_peak_memory_is_within_the_limit(tmp_path, in_memory):
-    n_points, n_columns = 320_000, 2
+def test_peak_memory_is_within_the_limit(tmp_path):
+    n_points, n_columns = 130_000, 2
     x, _ = blobs_and_shapes(n_points, n_columns, dtype=np.float32)
     source = write_zarr(tmp_path / "x.zarr", x, 100_000)
     space = {"expansion_neighbors": [30, 50], "z_percentile": [40, 60]}
     k = Params(expansion_neighbors=50).resolve(n_points).k
     limit = memory.trial_nbytes(shape_of(n_points, n_columns, 4, k))
-    limit = limit if in_memory else limit - (32 << 20)
     code = (
         "import json, sys; from spore_dask import tune, trials\n"
         "space, limit = json.loads(sys.argv[2]), int(sys.argv[3])\n"

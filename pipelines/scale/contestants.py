@@ -38,7 +38,7 @@ FEW_COLUMNS = 16
 """Up to here trees find neighbours; beyond, approximate searches do."""
 CHUNK_NBYTES = 32 << 20
 """Size of the blocks that dask-ml reads, at most; there are eight at least."""
-CHOOSING = ("trials", "sample", "voters")
+CHOOSING = ("places", "excerpts", "trials", "sample", "voters", "reference")
 """Steps of a fit that compare configurations."""
 N_WARM, N_WARM_CLUSTERS = 2000, 8
 """Rows that all compile on."""

@@ -28,7 +28,7 @@ class ShownLevel:
     picture: str
     """A PNG as a data address; empty where there is none."""
     call: str
-    """The call that takes this level over the same graph."""
+    """The call that takes this level: over the same graph, if all levels share one."""
 
 
 def levels(run: Run) -> list[ShownLevel]:
@@ -44,6 +44,7 @@ def levels(run: Run) -> list[ShownLevel]:
         LOGGER.info("There are no maps of the levels of %s.", run.path, exc_info=True)
         pictures = [""] * len(found)
     source = "x" if in_memory(run) else repr(run.summary["source"])
+    graph = "" if run.choice.get("excerpt") else f"graph={run.path!r}, "
     return [
         ShownLevel(
             title=f"{level['n_clusters']:,} clusters",
@@ -51,7 +52,7 @@ def levels(run: Run) -> list[ShownLevel]:
             f"agreement {level['score']:.2f}",
             is_taken=level["trial"] == run.choice["trial"],
             picture=picture,
-            call=f"fit({source}, {run.path!r}, graph={run.path!r}, {one_pass(level)})",
+            call=f"fit({source}, {run.path!r}, {graph}{one_pass(level)})",
         )
         for level, picture in zip(found, pictures, strict=True)
     ]

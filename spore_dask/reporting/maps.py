@@ -107,6 +107,8 @@ def draw_levels(run: Run) -> list[bytes]:
     """
     choice = run.choice or {"levels": []}
     folder = run.folder.child(choice.get("tuning", ""))
+    if choice.get("excerpt"):
+        folder = folder.child(choice["excerpt"][0])
     if not choice["levels"] or not folder.exists(f"{ROWS}.npy"):
         raise Missing("the labels that were compared are gone")
     limits = Limits(0, run.summary["n_points"])

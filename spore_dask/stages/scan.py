@@ -71,8 +71,10 @@ class Scan:
     transform: Transform
     checksum: str
     """Of the rows, in their order."""
+    ranges: list[tuple[int, int]]
+    """Rows [first, last) that each task has read."""
     checksums: list[int]
-    """Of the rows of each task."""
+    """Of these rows."""
     sample_rows: NDArray[np.int64]
     """The rows that were drawn."""
     n_columns: int
@@ -91,12 +93,12 @@ def scan(engine: Engine, folder: Folder, spec: ScanSpec) -> Scan:
     summary = run_stage(engine, folder, functools.partial(_build, engine, spec))
     drawn = sample_rows(spec.source.shape[0], spec.sample_size, spec.seed)
     n_columns, dtype = spec.source.shape[1], np.dtype(spec.source.dtype).str
-    transform = transform_of(folder, summary, n_columns)
+    transform, ranges = transform_of(folder, summary, n_columns), spec.ranges()
     with folder.understood(MARKER):
         checksum, checksums = str(summary["checksum"]), list(summary["checksums"])
-        if len(checksums) != len(spec.ranges()):
-            raise ValueError(f"{len(checksums)} checksums of {len(spec.ranges())} parts")
-    return Scan(folder, transform, checksum, checksums, drawn, n_columns, dtype)
+        if len(checksums) != len(ranges):
+            raise ValueError(f"{len(checksums)} checksums of {len(ranges)} parts")
+    return Scan(folder, transform, checksum, ranges, checksums, drawn, n_columns, dtype)
 
 
 def transform_of(folder: Folder, summary: Receipt, n_columns: int) -> Transform:

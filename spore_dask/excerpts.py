@@ -1,0 +1,281 @@
+"""Excerpts of large data, on which parameters are chosen in place of the whole.
+
+One excerpt is thin: rows drawn from all of the data. It shows large structure, but small clusters
+vanish from it. The other is dense: all points near a few places. It has the true density, so that
+small clusters are whole, but it misses most of the space. Both are functions of the rows and the
+seed alone, whatever the chunks, partitions and workers.
+
+Tasks read the source once more and write the points that belong to an excerpt. Then one task for
+each excerpt clusters it in memory with every configuration. Reads the source; writes for each
+excerpt the rows that are compared, their labels in each trial, and a sample of the points.
+Memory: the chunks that one task reads; or an excerpt with its neighbour graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spore_dask.choosing import LARGE_SHARE, SAMPLE_ROWS, SAMPLE_SIZE, Choice, Level
+from spore_dask.clustering import GraphInMemory
+from spore_dask.comparing import Facts, compare, compare_in_memory, longest_rows
+from spore_dask.coordinates import Transform
+from spore_dask.engine import Engine
+from spore_dask.params import Params
+from spore_dask.partitions import sample_rows
+from spore_dask.search import neighbor_rows
+from spore_dask.spaces import Trial
+from spore_dask.stages.scan import Scan
+from spore_dask.store import FINITE, Folder, Limits, Source
+from spore_dask.tasks import Receipt, Work, run_work
+from spore_dask.threads import one_thread
+from spore_dask.trials import LABELS, ROWS, read_labels
+
+THIN, DENSE = "thin", "dense"
+NAMES = (DENSE, THIN)
+N_PLACES = 4
+"""Places that the dense excerpt is taken from."""
+PIECE = 1 / 8
+"""A cluster is large, too, if it has this share of the points near a place."""
+REACH, MARGIN = 2, 16
+"""Points that are looked at near a place: so many times those that are taken, and a few more."""
+BLOCK_NBYTES = 4 << 20
+READ = "read"
+"""Folder of what tasks have read."""
+SAMPLE = "sample"
+"""Array of points."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExcerptSpec:
+    """What excerpts are taken from, and what is tried on them."""
+
+    folder: Folder
+    source: Source
+    transform: Transform
+    n_parts: int
+    """Tasks that read the source."""
+    size: int
+    """Points of each excerpt."""
+    trials: tuple[Trial, ...]
+    space: Mapping[str, Any] | None
+    fixed: Mapping[str, Any]
+    n_compared: int
+    seed: int
+    reading_nbytes: int
+    """Projected peak of a task that reads the source."""
+    choosing_nbytes: int
+    """Projected peak of a task that clusters an excerpt."""
+
+    @property
+    def n_points(self) -> int:
+        """Points of the whole data."""
+        return self.source.shape[0]
+
+    @property
+    def n_near(self) -> int:
+        """Points that are taken near each place."""
+        return self.size // N_PLACES
+
+    def drawn(self) -> NDArray[np.int64]:
+        """Return the rows of the thin excerpt, ascending."""
+        return sample_rows(self.n_points, self.size, self.seed + 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Excerpt:
+    """What the trials made of one excerpt."""
+
+    name: str
+    n_points: int
+    choice: Choice
+    facts: list[Facts]
+    large: float
+    """Share of its clustered points that are in large clusters, in the best trial."""
+    rows: NDArray[np.int64]
+    """Input rows that were compared."""
+    labels: NDArray[np.int32]
+    """(n_trials, n_rows)"""
+
+
+def try_on_excerpts(engine: Engine, spec: ExcerptSpec, scanned: Scan) -> dict[str, Excerpt]:
+    """Cluster both excerpts with every configuration, or take up what an earlier call has left."""
+    rng = random.Random(spec.seed)
+    rows = sorted(rng.sample(range(spec.n_points), N_PLACES))
+    find = functools.partial(_coordinates, spec)
+    found = run_work(engine, spec.folder, Work("places", find, rows, spec.reading_nbytes))
+    centres = np.array([receipt["point"] for receipt in found])
+    read = functools.partial(_read, spec, centres, _reaches(spec, centres, scanned.sample()))
+    items = [*enumerate(zip(scanned.ranges, scanned.checksums, strict=True))]
+    run_work(engine, spec.folder, Work("excerpts", read, items, spec.reading_nbytes))
+    choose = functools.partial(_choose, spec)
+    receipts = run_work(engine, spec.folder, Work("trials", choose, NAMES, spec.choosing_nbytes))
+    for name in NAMES:
+        spec.folder.child(name).remove(READ)
+    return {
+        name: _opened(spec, name, receipt) for name, receipt in zip(NAMES, receipts, strict=True)
+    }
+
+
+def best_excerpt(excerpts: Mapping[str, Excerpt]) -> Excerpt:
+    """Return the excerpt to choose on: the thin one, unless small clusters would vanish from it."""
+    dense = excerpts[DENSE]
+    is_small = np.isfinite(dense.choice.scores).any() and dense.large < LARGE_SHARE
+    return dense if is_small else excerpts[THIN]
+
+
+def at_share(params: Params, n_points: int, share: float) -> Params:
+    """Return the counts that parameters come to for all points, on a share of them drawn at random.
+
+    Of a cluster only that share is drawn, so that the minimum size is multiplied by it.
+    """
+    resolved = params.resolve(n_points)
+    size = resolved.min_cluster_size
+    return dataclasses.replace(
+        params,
+        min_cluster_size=max(min(size, 2), round(size * share)),
+        density_neighbors=resolved.density_neighbors,
+        expansion_neighbors=resolved.expansion_neighbors,
+        reassignment_neighbors=resolved.reassignment_neighbors,
+    )
+
+
+def _coordinates(spec: ExcerptSpec, row: int) -> Receipt:
+    """Return the working coordinates of a row."""
+    return {"point": spec.transform.apply(spec.source.read(row, row + 1), row)[0].tolist()}
+
+
+def _reaches(
+    spec: ExcerptSpec, centres: NDArray[np.float64], sample: NDArray[np.floating]
+) -> list[float]:
+    """Return a squared distance from each place within which there are enough points."""
+    wanted = REACH * round(spec.n_near / spec.n_points * len(sample)) + MARGIN
+    if wanted >= len(sample):
+        return [np.inf] * len(centres)
+    squares = (_squares(sample, centre) for centre in centres)
+    return [float(np.partition(each, wanted)[wanted]) for each in squares]
+
+
+def _squares(points: NDArray[np.floating], centre: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the squared distances of points from a place."""
+    found = np.empty(len(points))
+    step = max(1, BLOCK_NBYTES // (8 * points.shape[1]))
+    for first in range(0, len(points), step):
+        apart = points[first : first + step].astype(np.float64)
+        apart -= centre
+        apart *= apart
+        apart.sum(axis=1, out=found[first : first + step])
+    return found
+
+
+def _read(
+    spec: ExcerptSpec,
+    centres: NDArray[np.float64],
+    reaches: Sequence[float],
+    item: tuple[int, tuple[tuple[int, int], int]],
+) -> Receipt:
+    """Write what belongs to the excerpts, or may belong, of the rows of one task."""
+    number, ((first, last), checksum) = item
+    points = spec.transform.apply(spec.source.read_again(first, last, checksum), first)
+    drawn = spec.drawn()
+    drawn = drawn[np.searchsorted(drawn, first) : np.searchsorted(drawn, last)] - first
+    squares = np.stack([_squares(points, centre) for centre in centres], axis=1)
+    near = [np.zeros(0, np.int64)]
+    for apart, reach in zip(squares.T, reaches, strict=True):
+        here = np.flatnonzero(apart <= reach)
+        near.append(here[np.lexsort((here, apart[here]))[: spec.n_near]])
+    dense = np.unique(np.concatenate(near))
+    for name, rows in ((THIN, drawn), (DENSE, dense)):
+        folder = spec.folder.child(name).child(READ)
+        folder.write_array(f"rows-{number}", first + rows)
+        folder.write_array(f"points-{number}", points[rows])
+        folder.write_array(f"squares-{number}", squares[rows])
+    return {"n_thin": len(drawn), "n_dense": len(dense)}
+
+
+def _gather(spec: ExcerptSpec, name: str) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
+    """Return the rows of an excerpt, ascending, and their points."""
+    folder, numbers = spec.folder.child(name).child(READ), range(spec.n_parts)
+    limits = Limits(0, spec.n_points)
+    rows = [folder.read_array(f"rows-{number}", limits=limits) for number in numbers]
+    every = np.concatenate(rows)
+    kept = np.ones(len(every), np.bool_)
+    if name == DENSE:
+        squares = np.concatenate([folder.read_array(f"squares-{number}") for number in numbers])
+        nearest = [np.lexsort((every, apart))[: spec.n_near] for apart in squares.T]
+        kept[:] = False
+        kept[np.concatenate(nearest)] = True
+    points = np.empty((np.count_nonzero(kept), spec.source.shape[1]), spec.transform.dtype)
+    first, done = 0, 0
+    for number, part in zip(numbers, rows, strict=True):
+        here = kept[first : first + len(part)]
+        last = done + int(np.count_nonzero(here))
+        shape = len(part), points.shape[1]
+        read = folder.read_array(f"points-{number}", shape=shape, limits=FINITE)
+        points[done:last] = read[here]
+        first, done = first + len(part), last
+    return every[kept], points
+
+
+def _choose(spec: ExcerptSpec, name: str) -> Receipt:
+    """Cluster one excerpt with every configuration, and choose the best."""
+    with one_thread():
+        rows, points = _gather(spec, name)
+        n_points = len(points)
+        share = n_points / spec.n_points if name == THIN else 1.0
+        trials = tuple(
+            trial._replace(params=at_share(trial.params, spec.n_points, share))
+            for trial in spec.trials
+        )
+        compared = compare(
+            points.shape, spec.fixed, spec.seed, space=spec.space, n_compared=spec.n_compared
+        )
+        compared = dataclasses.replace(compared, trials=trials)
+        found = neighbor_rows(points, longest_rows(trials, n_points), seed=spec.seed)
+        graph = GraphInMemory(found.neighbors, found.distances, points)
+        chosen, labels = compare_in_memory(graph, compared)
+    best = labels[chosen.best]
+    sizes = np.unique(best[best >= 0], return_counts=True)[1] * (n_points / len(best))
+    least = min(SAMPLE_SIZE * spec.n_points / SAMPLE_ROWS, PIECE * spec.n_near)
+    folder = spec.folder.child(name)
+    folder.write_array(ROWS, rows[compared.rows])
+    for number, found_labels in enumerate(labels):
+        folder.child(LABELS).write_array(str(number), found_labels)
+    folder.write_array(SAMPLE, points[compared.rows[compared.samples[0]]])
+    scores = [float(score) if np.isfinite(score) else None for score in chosen.choice.scores]
+    return {
+        "best": chosen.choice.best,
+        "scores": scores,
+        "levels": [level._asdict() for level in chosen.choice.levels],
+        "facts": chosen.facts,
+        "large": float(sizes[sizes >= least].sum() / max(sizes.sum(), 1)),
+        "n_points": n_points,
+    }
+
+
+def _opened(spec: ExcerptSpec, name: str, receipt: Receipt) -> Excerpt:
+    """Return what the trials made of an excerpt, from what its task has left."""
+    folder = spec.folder.child(name)
+    scores = [-np.inf if score is None else score for score in receipt["scores"]]
+    levels = tuple(Level(**level) for level in receipt["levels"])
+    rows = folder.read_array(ROWS, shape=(None,), dtype=np.int64, limits=Limits(0, spec.n_points))
+    return Excerpt(
+        name=name,
+        n_points=receipt["n_points"],
+        choice=Choice(receipt["best"], np.array(scores), levels),
+        facts=receipt["facts"],
+        large=receipt["large"],
+        rows=rows,
+        labels=read_labels(folder, len(spec.trials), len(rows)),
+    )
+
+
+def read_sample_of(folder: Folder) -> NDArray[np.floating]:
+    """Return the working coordinates of a uniform sample of an excerpt."""
+    return folder.read_array(SAMPLE, shape=(None, None), limits=FINITE)

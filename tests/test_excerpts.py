@@ -1,0 +1,275 @@
+"""Choices on excerpts of large data: what is in them, which of them is used, and what repeats."""
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import adjusted_rand_score
+
+from pipelines.scale.generating import generated
+from spore_dask import InputError, LimitError, Params, fit, memory, report, tune
+from spore_dask.choosing import Choice
+from spore_dask.engine import Engine
+from spore_dask.excerpts import (
+    DENSE,
+    N_PLACES,
+    READ,
+    THIN,
+    Excerpt,
+    ExcerptSpec,
+    _gather,
+    at_share,
+    best_excerpt,
+    try_on_excerpts,
+)
+from spore_dask.memory import shape_of
+from spore_dask.spaces import find_trials
+from spore_dask.stages.scan import ScanSpec, scan
+from spore_dask.store import Folder, open_source
+from spore_dask.trials import read_labels
+from tests import naive
+from tests.test_fit import write_zarr
+
+SIZE = 1200
+
+
+@pytest.fixture(autouse=True)
+def small_excerpts(monkeypatch):
+    monkeypatch.setattr(memory, "EXCERPT_POINTS", SIZE)
+
+
+def shapes(n_points=6000, n_columns=2):
+    return generated("shapes", n_columns, n_points).rows(0, n_points)
+
+
+def tails(n_points=6000):
+    return generated("tails", 2, n_points).rows(0, n_points)
+
+
+def read(folder, x, chunk_rows, rows_per_task, size):
+    """Take the excerpts of an array; return what is in them."""
+    source = open_source(write_zarr(folder / "x.zarr", x, chunk_rows))
+    engine, nbytes = Engine(), 1 << 30
+    asked = ScanSpec(source, rows_per_task, 500, None, "euclidean", 42, nbytes)
+    scanned = scan(engine, Folder.at(folder / "scan"), asked)
+    trials = tuple(find_trials({"z_percentile": [30, 60, 90]}, len(x), 3, 42, {}))
+    spec = ExcerptSpec(
+        folder=Folder.at(folder / "excerpts"),
+        source=source,
+        transform=scanned.transform,
+        n_parts=len(scanned.ranges),
+        size=size,
+        trials=trials,
+        space={"z_percentile": [30, 60, 90]},
+        fixed={},
+        n_compared=100,
+        seed=42,
+        reading_nbytes=nbytes,
+        choosing_nbytes=nbytes,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Folder, "remove", lambda *_: None)
+        found = try_on_excerpts(engine, spec, scanned)
+    assert spec.folder.child(DENSE).child(READ).names()
+    return spec, found, {name: _gather(spec, name) for name in (DENSE, THIN)}
+
+
+class TestExcerpts:
+    @given(data=st.data())
+    @settings(max_examples=15)
+    def test_have_the_points_that_they_should(self, tmp_path_factory, data):
+        n_points = data.draw(st.integers(60, 400))
+        rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+        x = rng.integers(0, data.draw(st.sampled_from([3, 50, 10**6])), (n_points, 2))
+        x = x.astype(np.float32)
+        size = data.draw(st.integers(4 * N_PLACES, n_points - 1))
+        rows = data.draw(st.integers(20, n_points))
+        spec, _, found = read(tmp_path_factory.mktemp("x"), x, 16, rows, size)
+        receipts = spec.folder.child("receipts-places")
+        centres = [receipts.read_json(f"{i}.json")["point"] for i in range(N_PLACES)]
+        near = naive.near_places(x, centres, size // N_PLACES)
+        for name, wanted in ((DENSE, near), (THIN, spec.drawn().tolist())):
+            taken, points = found[name]
+            assert taken.tolist() == wanted
+            np.testing.assert_array_equal(points, x[wanted])
+
+    def test_have_the_labels_of_the_plain_algorithm(self, tmp_path):
+        x, _ = shapes(700)
+        spec, found, taken = read(tmp_path, x, 100, 300, 240)
+        for name, share in ((DENSE, 1.0), (THIN, len(taken[THIN][0]) / len(x))):
+            rows, points = taken[name]
+            places = np.searchsorted(rows, found[name].rows)
+            np.testing.assert_array_equal(rows[places], found[name].rows)
+            for trial, labels in zip(spec.trials, found[name].labels, strict=True):
+                counts = trial.params.resolve(len(x))
+                size = counts.min_cluster_size
+                expected = naive.cluster(
+                    points,
+                    min_cluster_size=max(min(size, 2), round(size * share)),
+                    density_neighbors=counts.density_neighbors,
+                    expansion_neighbors=counts.expansion_neighbors,
+                    reassignment_neighbors=counts.reassignment_neighbors,
+                    z_percentile=trial.params.z_percentile,
+                )
+                np.testing.assert_array_equal(labels, expected[places])
+
+    def test_do_not_depend_on_chunks_partitions_or_workers(self, tmp_path):
+        x, _ = shapes()
+        plain = fit(x, tmp_path / "a", n_workers=0)
+        source = write_zarr(tmp_path / "x.zarr", x, 701)
+        found = fit(source, n_workers=2, n_partitions=3)
+        assert plain.choice["excerpt"][1] < len(x)
+        for name in ("params", "score", "levels", "excerpt"):
+            assert plain.choice[name] == found.choice[name]
+        np.testing.assert_array_equal(plain.labels[...], found.labels[...])
+
+    def test_are_of_scaled_points(self, tmp_path):
+        x, _ = shapes()
+        x[:, 1] *= 1e4
+        wanted = fit(x, tmp_path / "a", scale="standard", n_workers=0)
+        by_hand = (x - x.mean(axis=0, dtype="f8")) / x.std(axis=0, dtype="f8")
+        found = fit(by_hand.astype("f4"), tmp_path / "b", n_workers=0)
+        assert found.choice["params"] == wanted.choice["params"]
+
+
+def test_a_share_of_a_cluster_is_as_large_as_that():
+    params = Params(min_cluster_size=400, z_percentile=80)
+    there = at_share(params, 10**6, 0.1)
+    whole, part = params.resolve(10**6), there.resolve(10**5)
+    assert part.min_cluster_size == 40
+    for name in ("density_neighbors", "expansion_neighbors", "reassignment_neighbors"):
+        assert getattr(part, name) == min(getattr(whole, name), 10**5 - 1)
+    assert at_share(params, 10**6, 1e-6).min_cluster_size == 2
+    assert at_share(Params(min_cluster_size=1), 10**6, 1e-6).min_cluster_size == 1
+
+
+def excerpt(name, scores, large):
+    choice = Choice(0, np.array(scores), ())
+    rows = np.zeros(1, np.int64)
+    return Excerpt(name, 10, choice, [], large, rows, np.zeros((1, 1), np.int32))
+
+
+@pytest.mark.parametrize(
+    ("scores", "large", "wanted"),
+    [
+        ([0.5], 0.95, THIN),
+        ([0.5], 0.6, DENSE),
+        ([-np.inf], 0.6, THIN),
+    ],
+    ids=["large clusters", "small clusters", "nothing near the places"],
+)
+def test_the_excerpt_that_shows_the_clusters_is_used(scores, large, wanted):
+    excerpts = {DENSE: excerpt(DENSE, scores, large), THIN: excerpt(THIN, [0.1], 1.0)}
+    assert best_excerpt(excerpts).name == wanted
+
+
+def test_small_clusters_are_found_by_the_dense_excerpt(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "EXCERPT_POINTS", 12_000)
+    x, y = tails(60_000)
+    run = fit(x, tmp_path / "tails", n_workers=0)
+    inside = y >= 0
+    assert run.choice["excerpt"][0] == DENSE
+    assert adjusted_rand_score(y[inside], run.labels[...][inside]) > 0.95
+    x, y = shapes(60_000)
+    run = fit(x, tmp_path / "shapes", n_workers=0)
+    inside = y >= 0
+    assert run.choice["excerpt"][0] == THIN
+    assert adjusted_rand_score(y[inside], run.labels[...][inside]) > 0.95
+
+
+def test_known_labels_choose_by_both_excerpts(tmp_path):
+    x, y = shapes()
+    found = tune(x, tmp_path / "out", y=y, n_workers=0)
+    aris = []
+    for name in (DENSE, THIN):
+        folder = Folder(found.path).child(found.name).child(name)
+        rows = folder.read_array("rows")
+        labels = read_labels(folder, len(found.trials), len(rows))
+        aris.append([adjusted_rand_score(y[rows], each) for each in labels])
+    np.testing.assert_allclose(found.trials["ari"], np.mean(aris, axis=0))
+    assert found.best == np.argmax(np.mean(aris, axis=0))
+
+
+def test_a_choice_that_was_stopped_goes_on(tmp_path, monkeypatch):
+    x, _ = shapes()
+    source = write_zarr(tmp_path / "x.zarr", x, 1000)
+    whole = fit(source, tmp_path / "whole", n_workers=0)
+    with monkeypatch.context() as patch:
+        patch.setattr("spore_dask.fitting.publish", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            fit(source, n_workers=0)
+    events = []
+    found = fit(source, n_workers=0, progress=events.append)
+    done = {event.stage for event in events if event.kind == "task-done"}
+    assert not done & {"scan", "excerpts", "trials", "neighbors"}
+    assert found.choice["params"] == whole.choice["params"]
+    np.testing.assert_array_equal(found.labels[...], whole.labels[...])
+    again = fit(source, n_workers=0, resume=False)
+    np.testing.assert_array_equal(again.labels[...], whole.labels[...])
+
+
+def test_a_source_that_is_replaced_while_excerpts_are_taken(tmp_path):
+    old = shapes()[0]
+    source = write_zarr(tmp_path / "x.zarr", old, 1000)
+    for stage in ("places", "excerpts", "trials"):
+        zarr.open_array(source)[...] = old
+
+        def replace(event, stage=stage):
+            if event.stage == stage and event.kind == "stage-start":
+                zarr.open_array(source)[...] = old[::-1]
+
+        with pytest.raises(InputError):
+            fit(source, tmp_path / stage, n_workers=0, progress=replace)
+        assert not (tmp_path / stage / "run.json").exists()
+
+
+def test_the_one_call_that_repeats_a_choice_finds_it_done(tmp_path):
+    x, _ = shapes()
+    source = write_zarr(tmp_path / "x.zarr", x, 1000)
+    run = fit(source, n_workers=0)
+    given = {name: value for name, value in run.choice["params"].items() if value is not None}
+    events = []
+    assert fit(source, params="paper", n_workers=0, progress=events.append, **given).id == run.id
+    assert not [event for event in events if event.kind == "task-done"]
+
+
+def test_the_report_shows_the_levels_of_an_excerpt(tmp_path):
+    x, _ = shapes()
+    run = fit(write_zarr(tmp_path / "x.zarr", x, 1000), n_workers=0)
+    report(run, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert f"excerpt of {run.choice['excerpt'][1]:,} points" in page
+    assert page.count("data:image/png;base64,") >= len(run.choice["levels"])
+
+
+def test_a_limit_without_room_for_a_choice_is_refused(tmp_path):
+    x, _ = shapes(2000, 8)
+    needed = memory.excerpt_nbytes(shape_of(len(x), 8, 4, 30))
+    with pytest.raises(LimitError, match=r'choosing parameters needs .* give params="paper"'):
+        fit(x, tmp_path / "out", n_workers=0, memory_limit=needed - 1)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("n_points", "n_columns"), [(150_000, 2), (60_000, 40)])
+def test_peak_memory_is_as_projected(tmp_path, n_points, n_columns):
+    x, _ = shapes(n_points, n_columns)
+    source, size = write_zarr(tmp_path / "x.zarr", x, 20_000), n_points // 2
+    k = 6 * math.floor(math.log2(n_points))
+    needed = memory.excerpt_nbytes
+    code = (
+        "import json, sys; from spore_dask import fit, memory\n"
+        f"memory.EXCERPT_POINTS = {size}\n"
+        "run = fit(sys.argv[1], n_workers=0)\n"
+        "print(json.dumps(run.summary['peak_nbytes']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, source], check=True, capture_output=True)
+    peaks = json.loads(done.stdout.splitlines()[-1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "EXCERPT_POINTS", size)
+        assert max(peaks.values()) <= needed(shape_of(n_points, n_columns, 4, k))
