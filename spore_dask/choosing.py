@@ -107,6 +107,7 @@ def choose(
     *,
     votes: Sequence[Votes] = (),
     usable: ArrayLike | None = None,
+    factors: ArrayLike = 1.0,
 ) -> Choice:
     """Choose the trial whose result the others agree with most.
 
@@ -126,6 +127,8 @@ def choose(
         Further clusterings that contribute to the scores.
     usable : bool array (n_trials,), optional
         Which trials may be chosen. Default: those that are not `degenerate`.
+    factors : float array (n_trials,), optional
+        What the score of each trial is multiplied by.
 
     Returns
     -------
@@ -143,7 +146,7 @@ def choose(
     for some in votes:
         total += similarity(trials[:, some.columns], some.labels) ** EXPONENT @ some.weights
         weight += some.weights.sum()
-    scores = (total / np.where(weight > 0, weight, 1)).round(DECIMALS)
+    scores = (total / np.where(weight > 0, weight, 1) * np.asarray(factors)).round(DECIMALS)
     allowed = ~degenerate(trials) if usable is None else np.asarray(usable, np.bool_)
     if allowed.any():
         scores[~allowed] = -np.inf
@@ -158,6 +161,7 @@ def decide(
     usable: NDArray[np.bool_],
     n_points: int,
     ask: Callable[[], Sequence[Votes]],
+    factors: ArrayLike = 1.0,
 ) -> Choice:
     """Choose among trials, with the help of further clusterings where they help.
 
@@ -166,7 +170,7 @@ def decide(
 
     Parameters
     ----------
-    labels, weights, usable
+    labels, weights, usable, factors
         As in `choose`.
     n_points : int
         Points that the trials clustered.
@@ -174,12 +178,12 @@ def decide(
         Returns the further clusterings.
     """
     if n_points > LARGE:
-        choice = choose(labels, weights, usable=usable)
+        choice = choose(labels, weights, usable=usable, factors=factors)
         first = int(np.argmax(choice.scores))
         in_large = _share_in_large(labels[first]) >= LARGE_SHARE
         if choice.scores[first] >= (CLEAR_SCORE if in_large else LOW_SCORE):
             return choice
-    return choose(labels, weights, votes=ask(), usable=usable)
+    return choose(labels, weights, votes=ask(), usable=usable, factors=factors)
 
 
 def _share_in_large(labels: NDArray[np.integer]) -> float:

@@ -64,6 +64,11 @@ class Comparison:
         """How much each trial counts."""
         return [trial.weight for trial in self.trials]
 
+    @property
+    def factors(self) -> list[float]:
+        """What the score of each trial is multiplied by."""
+        return [trial.factor for trial in self.trials]
+
     def votes(self, labels: Sequence[NDArray[np.int32]]) -> list[Votes]:
         """Return what the samples contribute, given the labels of each by its configurations."""
         return [
@@ -204,10 +209,17 @@ def choose_in_memory(graph: GraphInMemory, compared: Comparison, detail: str) ->
     chosen.facts[0]["n_pieces"] = graph.n_pieces(
         compared.trials[0].params.resolve(len(graph.points)).expansion_neighbors
     )
+    sample = np.ascontiguousarray(graph.points[compared.rows[compared.samples[0]]])
+    return beside_chance(chosen, sample, compared.seed, compared.fixed)
+
+
+def beside_chance(
+    chosen: Chosen, sample: NDArray[np.floating], seed: int, fixed: Mapping[str, Any]
+) -> Chosen:
+    """Compare a choice that is unsure with that for data without clusters, given a sample."""
     if not chosen.is_unsure or chosen.is_degenerate:
         return chosen
-    sample = np.ascontiguousarray(graph.points[compared.rows[compared.samples[0]]])
-    refer = functools.partial(reference_score, sample, seed=compared.seed, fixed=compared.fixed)
+    refer = functools.partial(reference_score, sample, seed=seed, fixed=fixed)
     return chosen.beside(in_threads(refer, range(1 + 2 * N_CLOUDS)))
 
 
@@ -241,7 +253,7 @@ def compare_in_memory(
         return compared.votes([voter_labels(*each) for each in zip(samples, asked, strict=True)])
 
     in_threads(run, grouped(resolved))
-    choice = decide(labels, compared.weights, usable(facts), n_points, ask)
+    choice = decide(labels, compared.weights, usable(facts), n_points, ask, compared.factors)
     return chosen_of(choice, facts, detail), labels
 
 

@@ -22,11 +22,19 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from spore_dask.api import PARAMS, fit
 from spore_dask.clustering import Clustering, GraphInMemory
 from spore_dask.clusters import NOISE
-from spore_dask.comparing import choose_in_memory, compare, longest_rows
+from spore_dask.comparing import (
+    Chosen,
+    Comparison,
+    choose_in_memory,
+    compare,
+    longest_rows,
+)
 from spore_dask.coordinates import check_options, learn_coordinates, refuse_masked
 from spore_dask.errors import DataWarning
+from spore_dask.excerpts import Asked, choose_from
 from spore_dask.inputs import is_lazy
 from spore_dask.kernels.reassign import gates_of
+from spore_dask.memory import excerpt_points, shape_of
 from spore_dask.params import Params, ResolvedParams
 from spore_dask.plan import RECALL
 from spore_dask.predicting import predict
@@ -289,17 +297,23 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         if self.params == "auto" and is_open(given):
             fixed = {name: value for name, value in given.items() if name != "seed"}
             compared = compare(points.shape, fixed, self.seed, n_trials=self.n_trials)
-        k = longest_rows(compared.trials if compared else [Trial(asked, 1.0)], len(points))
+        self.choice_ = None
+        facts, chosen = sample_facts(data), None
+        if compared is not None:
+            chosen = self._choose_on_excerpts(points, compared)
+        if compared is not None and chosen is not None:
+            asked = compared.trials[chosen.best].params
+        trials = compared.trials if compared and chosen is None else [Trial(asked, 1.0)]
+        k = longest_rows(trials, len(points))
         rows = neighbor_rows(points, k, self.knn, self.seed, self.recall_target)
         rows.recall.warn_if_below(self.recall_target, stacklevel=3)
         graph = GraphInMemory(rows.neighbors, rows.distances, points)
-        self.choice_ = None
-        facts = sample_facts(data)
         if compared is not None:
-            chosen = choose_in_memory(graph, compared, self.detail)
+            chosen = chosen or choose_in_memory(graph, compared, self.detail)
             asked = compared.trials[chosen.best].params
             self.choice_ = chosen.document(compared)
-            facts |= {"n_pieces": chosen.facts[0]["n_pieces"], "warnings": chosen.warnings}
+            facts["n_pieces"] = chosen.facts[0].get("n_pieces", 0)
+            facts["warnings"] = chosen.warnings
         self.params_ = asked.resolve(len(points))
         found = graph.cluster(self.params_)
         self._warn(data, asked, found, facts)
@@ -315,6 +329,26 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         gates = gates_of(found.clusters, found.thresholds.max_z, reach)
         self._voters = Voters(points, found.labels, gates, rows.recall, self.seed)
         return self
+
+    def _choose_on_excerpts(
+        self, points: NDArray[np.floating], compared: Comparison
+    ) -> Chosen | None:
+        """Choose parameters on excerpts, as a fit on disk does; None for fewer points."""
+        k = longest_rows(compared.trials, len(points))
+        n_points, n_columns = points.shape
+        size = excerpt_points(shape_of(n_points, n_columns, points.itemsize, k))
+        if size is None:
+            return None
+        asked = Asked(
+            n_points=n_points,
+            size=size,
+            trials=compared.trials,
+            space=None,
+            fixed=compared.fixed,
+            n_compared=len(compared.rows),
+            seed=self.seed,
+        )
+        return choose_from(points, asked, self.detail)
 
     def _warn(self, data: Any, asked: Params, found: Clustering, facts: dict[str, Any]) -> None:
         """Warn of what a user should know about the result."""

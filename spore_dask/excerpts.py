@@ -24,7 +24,15 @@ from numpy.typing import NDArray
 
 from spore_dask.choosing import LARGE_SHARE, SAMPLE_ROWS, SAMPLE_SIZE, Choice, Level
 from spore_dask.clustering import GraphInMemory
-from spore_dask.comparing import Facts, compare, compare_in_memory, longest_rows
+from spore_dask.comparing import (
+    Chosen,
+    Facts,
+    beside_chance,
+    chosen_of,
+    compare,
+    compare_in_memory,
+    longest_rows,
+)
 from spore_dask.coordinates import Transform
 from spore_dask.engine import Engine
 from spore_dask.params import Params
@@ -53,39 +61,47 @@ SAMPLE = "sample"
 
 
 @dataclasses.dataclass(frozen=True)
-class ExcerptSpec:
-    """What excerpts are taken from, and what is tried on them."""
+class Asked:
+    """What is tried on excerpts of how much data."""
 
-    folder: Folder
-    source: Source
-    transform: Transform
-    n_parts: int
-    """Tasks that read the source."""
+    n_points: int
+    """Points of the whole data."""
     size: int
-    """Points of each excerpt."""
+    """Points of each excerpt, at most."""
     trials: tuple[Trial, ...]
     space: Mapping[str, Any] | None
     fixed: Mapping[str, Any]
     n_compared: int
     seed: int
-    reading_nbytes: int
-    """Projected peak of a task that reads the source."""
-    choosing_nbytes: int
-    """Projected peak of a task that clusters an excerpt."""
-
-    @property
-    def n_points(self) -> int:
-        """Points of the whole data."""
-        return self.source.shape[0]
 
     @property
     def n_near(self) -> int:
         """Points that are taken near each place."""
         return self.size // N_PLACES
 
-    def drawn(self) -> NDArray[np.int64]:
-        """Return the rows of the thin excerpt, ascending."""
+    def thin_rows(self) -> NDArray[np.int64]:
+        """Draw the rows of the thin excerpt, ascending."""
         return sample_rows(self.n_points, self.size, self.seed + 1)
+
+    def place_rows(self) -> list[int]:
+        """Draw the rows that are the places of the dense excerpt."""
+        return sorted(random.Random(self.seed).sample(range(self.n_points), N_PLACES))
+
+
+@dataclasses.dataclass(frozen=True)
+class ExcerptSpec:
+    """Where excerpts are taken from, and where they go."""
+
+    asked: Asked
+    folder: Folder
+    source: Source
+    transform: Transform
+    n_parts: int
+    """Tasks that read the source."""
+    reading_nbytes: int
+    """Projected peak of a task that reads the source."""
+    choosing_nbytes: int
+    """Projected peak of a task that clusters an excerpt."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,19 +115,66 @@ class Excerpt:
     large: float
     """Share of its clustered points that are in large clusters, in the best trial."""
     rows: NDArray[np.int64]
-    """Input rows that were compared."""
+    """Which of its points were compared, or their input rows."""
     labels: NDArray[np.int32]
     """(n_trials, n_rows)"""
+    sample: NDArray[np.int64]
+    """Which of its points are a uniform sample of it."""
+
+    def chosen(self, detail: str) -> Chosen:
+        """Return the trial to take for a detail."""
+        found = chosen_of(self.choice, self.facts, detail)
+        return dataclasses.replace(found, excerpt=(self.name, self.n_points))
+
+
+def choose_from(points: NDArray[np.floating], asked: Asked, detail: str) -> Chosen:
+    """Choose parameters for points in memory, on the excerpts that a fit on disk takes of them."""
+    near = [
+        _nearest(_squares(points, points[row].astype("f8")), asked) for row in asked.place_rows()
+    ]
+    rows = {DENSE: np.unique(np.concatenate(near)), THIN: asked.thin_rows()}
+    taken = {name: np.ascontiguousarray(points[here]) for name, here in rows.items()}
+    used = best_excerpt({name: try_on(name, taken[name], asked) for name in NAMES})
+    chosen = used.chosen(detail)
+    return beside_chance(chosen, taken[used.name][used.sample], asked.seed, asked.fixed)
+
+
+def try_on(name: str, points: NDArray[np.floating], asked: Asked) -> Excerpt:
+    """Cluster one excerpt with every configuration, and choose the best."""
+    n_points = len(points)
+    share = n_points / asked.n_points if name == THIN else 1.0
+    trials = tuple(
+        trial._replace(params=at_share(trial.params, asked.n_points, share))
+        for trial in asked.trials
+    )
+    compared = compare(
+        points.shape, asked.fixed, asked.seed, space=asked.space, n_compared=asked.n_compared
+    )
+    compared = dataclasses.replace(compared, trials=trials)
+    found = neighbor_rows(points, longest_rows(trials, n_points), seed=asked.seed)
+    graph = GraphInMemory(found.neighbors, found.distances, points)
+    chosen, labels = compare_in_memory(graph, compared)
+    best = labels[chosen.best]
+    sizes = np.unique(best[best >= 0], return_counts=True)[1] * (n_points / len(best))
+    least = min(SAMPLE_SIZE * asked.n_points / SAMPLE_ROWS, PIECE * asked.n_near)
+    return Excerpt(
+        name=name,
+        n_points=n_points,
+        choice=chosen.choice,
+        facts=list(chosen.facts),
+        large=float(sizes[sizes >= least].sum() / max(sizes.sum(), 1)),
+        rows=compared.rows,
+        labels=labels,
+        sample=compared.rows[compared.samples[0]],
+    )
 
 
 def try_on_excerpts(engine: Engine, spec: ExcerptSpec, scanned: Scan) -> dict[str, Excerpt]:
     """Cluster both excerpts with every configuration, or take up what an earlier call has left."""
-    rng = random.Random(spec.seed)
-    rows = sorted(rng.sample(range(spec.n_points), N_PLACES))
-    find = functools.partial(_coordinates, spec)
+    find, rows = functools.partial(_coordinates, spec), spec.asked.place_rows()
     found = run_work(engine, spec.folder, Work("places", find, rows, spec.reading_nbytes))
     centres = np.array([receipt["point"] for receipt in found])
-    read = functools.partial(_read, spec, centres, _reaches(spec, centres, scanned.sample()))
+    read = functools.partial(_read, spec, centres, _reaches(spec.asked, centres, scanned.sample()))
     items = [*enumerate(zip(scanned.ranges, scanned.checksums, strict=True))]
     run_work(engine, spec.folder, Work("excerpts", read, items, spec.reading_nbytes))
     choose = functools.partial(_choose, spec)
@@ -152,10 +215,10 @@ def _coordinates(spec: ExcerptSpec, row: int) -> Receipt:
 
 
 def _reaches(
-    spec: ExcerptSpec, centres: NDArray[np.float64], sample: NDArray[np.floating]
+    asked: Asked, centres: NDArray[np.float64], sample: NDArray[np.floating]
 ) -> list[float]:
     """Return a squared distance from each place within which there are enough points."""
-    wanted = REACH * round(spec.n_near / spec.n_points * len(sample)) + MARGIN
+    wanted = REACH * round(asked.n_near / asked.n_points * len(sample)) + MARGIN
     if wanted >= len(sample):
         return [np.inf] * len(centres)
     squares = (_squares(sample, centre) for centre in centres)
@@ -174,6 +237,14 @@ def _squares(points: NDArray[np.floating], centre: NDArray[np.float64]) -> NDArr
     return found
 
 
+def _nearest(squares: NDArray[np.float64], asked: Asked) -> NDArray[np.int64]:
+    """Return the points that are nearest to a place by (distance, number), given the squares."""
+    here = np.arange(len(squares))
+    if len(here) > asked.n_near:
+        here = np.flatnonzero(squares <= np.partition(squares, asked.n_near)[asked.n_near])
+    return here[np.lexsort((here, squares[here]))[: asked.n_near]]
+
+
 def _read(
     spec: ExcerptSpec,
     centres: NDArray[np.float64],
@@ -183,13 +254,13 @@ def _read(
     """Write what belongs to the excerpts, or may belong, of the rows of one task."""
     number, ((first, last), checksum) = item
     points = spec.transform.apply(spec.source.read_again(first, last, checksum), first)
-    drawn = spec.drawn()
+    drawn = spec.asked.thin_rows()
     drawn = drawn[np.searchsorted(drawn, first) : np.searchsorted(drawn, last)] - first
     squares = np.stack([_squares(points, centre) for centre in centres], axis=1)
     near = [np.zeros(0, np.int64)]
     for apart, reach in zip(squares.T, reaches, strict=True):
         here = np.flatnonzero(apart <= reach)
-        near.append(here[np.lexsort((here, apart[here]))[: spec.n_near]])
+        near.append(here[_nearest(apart[here], spec.asked)])
     dense = np.unique(np.concatenate(near))
     for name, rows in ((THIN, drawn), (DENSE, dense)):
         folder = spec.folder.child(name).child(READ)
@@ -202,15 +273,15 @@ def _read(
 def _gather(spec: ExcerptSpec, name: str) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
     """Return the rows of an excerpt, ascending, and their points."""
     folder, numbers = spec.folder.child(name).child(READ), range(spec.n_parts)
-    limits = Limits(0, spec.n_points)
+    limits = Limits(0, spec.asked.n_points)
     rows = [folder.read_array(f"rows-{number}", limits=limits) for number in numbers]
     every = np.concatenate(rows)
     kept = np.ones(len(every), np.bool_)
     if name == DENSE:
         squares = np.concatenate([folder.read_array(f"squares-{number}") for number in numbers])
-        nearest = [np.lexsort((every, apart))[: spec.n_near] for apart in squares.T]
         kept[:] = False
-        kept[np.concatenate(nearest)] = True
+        for apart in squares.T:
+            kept[_nearest(apart, spec.asked)] = True
     points = np.empty((np.count_nonzero(kept), spec.source.shape[1]), spec.transform.dtype)
     first, done = 0, 0
     for number, part in zip(numbers, rows, strict=True):
@@ -224,47 +295,32 @@ def _gather(spec: ExcerptSpec, name: str) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def _choose(spec: ExcerptSpec, name: str) -> Receipt:
-    """Cluster one excerpt with every configuration, and choose the best."""
+    """Cluster one excerpt with every configuration, and keep what is compared."""
     with one_thread():
         rows, points = _gather(spec, name)
-        n_points = len(points)
-        share = n_points / spec.n_points if name == THIN else 1.0
-        trials = tuple(
-            trial._replace(params=at_share(trial.params, spec.n_points, share))
-            for trial in spec.trials
-        )
-        compared = compare(
-            points.shape, spec.fixed, spec.seed, space=spec.space, n_compared=spec.n_compared
-        )
-        compared = dataclasses.replace(compared, trials=trials)
-        found = neighbor_rows(points, longest_rows(trials, n_points), seed=spec.seed)
-        graph = GraphInMemory(found.neighbors, found.distances, points)
-        chosen, labels = compare_in_memory(graph, compared)
-    best = labels[chosen.best]
-    sizes = np.unique(best[best >= 0], return_counts=True)[1] * (n_points / len(best))
-    least = min(SAMPLE_SIZE * spec.n_points / SAMPLE_ROWS, PIECE * spec.n_near)
+        found = try_on(name, points, spec.asked)
     folder = spec.folder.child(name)
-    folder.write_array(ROWS, rows[compared.rows])
-    for number, found_labels in enumerate(labels):
-        folder.child(LABELS).write_array(str(number), found_labels)
-    folder.write_array(SAMPLE, points[compared.rows[compared.samples[0]]])
-    scores = [float(score) if np.isfinite(score) else None for score in chosen.choice.scores]
+    folder.write_array(ROWS, rows[found.rows])
+    for number, labels in enumerate(found.labels):
+        folder.child(LABELS).write_array(str(number), labels)
+    folder.write_array(SAMPLE, points[found.sample])
+    scores = [float(score) if np.isfinite(score) else None for score in found.choice.scores]
     return {
-        "best": chosen.choice.best,
+        "best": found.choice.best,
         "scores": scores,
-        "levels": [level._asdict() for level in chosen.choice.levels],
-        "facts": chosen.facts,
-        "large": float(sizes[sizes >= least].sum() / max(sizes.sum(), 1)),
-        "n_points": n_points,
+        "levels": [level._asdict() for level in found.choice.levels],
+        "facts": found.facts,
+        "large": found.large,
+        "n_points": len(points),
     }
 
 
 def _opened(spec: ExcerptSpec, name: str, receipt: Receipt) -> Excerpt:
     """Return what the trials made of an excerpt, from what its task has left."""
-    folder = spec.folder.child(name)
+    folder, limits = spec.folder.child(name), Limits(0, spec.asked.n_points)
     scores = [-np.inf if score is None else score for score in receipt["scores"]]
     levels = tuple(Level(**level) for level in receipt["levels"])
-    rows = folder.read_array(ROWS, shape=(None,), dtype=np.int64, limits=Limits(0, spec.n_points))
+    rows = folder.read_array(ROWS, shape=(None,), dtype=np.int64, limits=limits)
     return Excerpt(
         name=name,
         n_points=receipt["n_points"],
@@ -272,7 +328,8 @@ def _opened(spec: ExcerptSpec, name: str, receipt: Receipt) -> Excerpt:
         facts=receipt["facts"],
         large=receipt["large"],
         rows=rows,
-        labels=read_labels(folder, len(spec.trials), len(rows)),
+        labels=read_labels(folder, len(spec.asked.trials), len(rows)),
+        sample=np.zeros(0, np.int64),
     )
 
 

@@ -51,7 +51,8 @@ def reference_score(sample: Points, number: int, seed: int, fixed: Mapping[str, 
         return 0.0
     weights = np.array([voter.weight for voter in voters])
     votes = [Votes(np.arange(len(points)), voted, weights)]
-    return float(choose(tried, [trial.weight for trial in trials], votes=votes).scores.max())
+    counts, factors = [trial.weight for trial in trials], [trial.factor for trial in trials]
+    return float(choose(tried, counts, votes=votes, factors=factors).scores.max())
 
 
 def cloud(sample: Points, number: int, seed: int) -> Points:

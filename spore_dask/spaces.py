@@ -21,7 +21,9 @@ UNCAPPED = slice(10, 20)
 """Draws without the cap where there are many points."""
 LADDER_SIZE = 25
 LADDER_PERCENTILES = (65, 80, 90, 97)
-LADDER_RETENTION = (None, 0.2)
+LADDER_RETENTION = {None: 0.99, 0.2: 1.0}
+"""Rates, and what scores are multiplied by: of two that agree about as well with the others, the
+one that must retain more is less likely to join clusters over a background."""
 
 
 class Trial(NamedTuple):
@@ -30,6 +32,8 @@ class Trial(NamedTuple):
     params: Params
     weight: float
     """How much it counts in the scores of others; 0 for one that can only be chosen."""
+    factor: float = 1.0
+    """What its own score is multiplied by."""
 
 
 def paper_space(n_points: int) -> dict[str, Any]:
@@ -167,7 +171,7 @@ def _ladder(n_points: int, seed: int, fixed: Mapping[str, Any]) -> list[Trial]:
     log2_n = max(1, n_points.bit_length() - 1)
     trials = []
     for percentile in LADDER_PERCENTILES:
-        for rate in LADDER_RETENTION:
+        for rate, factor in LADDER_RETENTION.items():
             rung = {
                 "min_cluster_size": LADDER_SIZE,
                 "expansion_neighbors": 2 * log2_n,
@@ -175,5 +179,6 @@ def _ladder(n_points: int, seed: int, fixed: Mapping[str, Any]) -> list[Trial]:
                 "retention_rate": rate,
             }
             kept = {name: rung[name] for name in rung.keys() - _left_out(fixed)}
-            trials.append(Trial(Params.from_keywords({"seed": seed, **fixed, **kept}), 0.0))
+            params = Params.from_keywords({"seed": seed, **fixed, **kept})
+            trials.append(Trial(params, 0.0, factor if "retention_rate" in kept else 1.0))
     return trials

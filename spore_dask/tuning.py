@@ -32,7 +32,13 @@ from spore_dask.comparing import (
 )
 from spore_dask.engine import Engine
 from spore_dask.errors import LimitError, ParameterError
-from spore_dask.excerpts import ExcerptSpec, best_excerpt, read_sample_of, try_on_excerpts
+from spore_dask.excerpts import (
+    Asked,
+    ExcerptSpec,
+    best_excerpt,
+    read_sample_of,
+    try_on_excerpts,
+)
 from spore_dask.fitting import Fit
 from spore_dask.graph import FORMAT, Graph
 from spore_dask.inputs import Input, check_unchanged, labels_of_rows
@@ -437,36 +443,38 @@ class Search:
         """
         job, compared, engine = self.job, self.compared, builder.engine
         scanned = builder.scan()
-        spec = ExcerptSpec(
-            folder=self.folder,
-            source=job.data.source,
-            transform=scanned.transform,
-            n_parts=len(scanned.ranges),
+        asked = Asked(
+            n_points=job.data.source.shape[0],
             size=job.excerpt_points or 0,
             trials=job.trials,
             space=self.space,
             fixed=compared.fixed,
             n_compared=len(compared.rows),
             seed=compared.seed,
+        )
+        spec = ExcerptSpec(
+            asked,
+            self.folder,
+            job.data.source,
+            scanned.transform,
+            len(scanned.ranges),
             reading_nbytes=builder.plan.memory()["exchange"],
             choosing_nbytes=job.trial_nbytes,
         )
         excerpts = try_on_excerpts(engine, spec, scanned)
         used = best_excerpt(excerpts)
-        about = used.name, used.n_points
+        chosen = used.chosen(self.detail)
         if self.read_truth is not None:
             found = [_aris(self.read_truth(one.rows), one.labels) for one in excerpts.values()]
             aris = np.mean(found, axis=0).tolist()
-            best = int(np.argmax(aris))
-            return Chosen(best, used.choice, used.facts, self.detail, excerpt=about), aris
-        chosen = chosen_of(used.choice, used.facts, self.detail)
+            return dataclasses.replace(chosen, best=int(np.argmax(aris))), aris
         if self._is_doubtful(chosen):
             folder, seed = self.folder.child(used.name), compared.seed
             refer = functools.partial(_refer_to_excerpt, folder, seed, compared.fixed)
             work = Work("reference", refer, range(1 + 2 * N_CLOUDS), job.trial_nbytes)
             scores = [receipt["score"] for receipt in run_work(engine, folder, work)]
             chosen = chosen.beside(scores)
-        return dataclasses.replace(chosen, excerpt=about), [None] * len(used.facts)
+        return chosen, [None] * len(used.facts)
 
     def _is_doubtful(self, chosen: Chosen) -> bool:
         """Tell whether to compare a choice with that for data without clusters."""
@@ -480,13 +488,13 @@ class Search:
         facts: list[dict[str, Any]],
     ) -> tuple[Chosen, list[float | None]]:
         """Choose one of the trials, and return the ARI of each if true labels are known."""
-        weights = self.compared.weights
+        weights, factors = self.compared.weights, self.compared.factors
         if self.truth is not None:
-            choice = choose(labels, weights, usable=usable(facts))
+            choice = choose(labels, weights, usable=usable(facts), factors=factors)
             aris = _aris(self.truth, labels)
             return Chosen(int(np.argmax(aris)), choice, facts, self.detail), [*aris]
         ask = functools.partial(self._ask_voters, engine, spec)
-        choice = decide(labels, weights, usable(facts), spec.graph.n_points, ask)
+        choice = decide(labels, weights, usable(facts), spec.graph.n_points, ask, factors)
         chosen = chosen_of(choice, facts, self.detail)
         if self._is_doubtful(chosen):
             chosen = chosen.beside(self._refer(engine, spec))

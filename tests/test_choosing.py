@@ -106,9 +106,10 @@ def test_expected_overlap_is_the_mean_over_all_shuffles(labels):
 @given(elections())
 def test_scores_are_weighted_means(election):
     labels, counts, votes = election
-    choice = choose(labels, counts, votes=votes)
+    factors = 1 - np.arange(len(labels)) / 100
+    choice = choose(labels, counts, votes=votes, factors=factors)
     plain = [(v.columns.tolist(), v.labels, v.weights.tolist()) for v in votes]
-    expected = np.array(naive.scores(labels, counts.tolist(), plain))
+    expected = naive.scores(labels, counts.tolist(), plain) * factors
     useless = np.array([naive.is_degenerate(row) for row in labels])
     np.testing.assert_array_equal(choice.scores == -np.inf, useless & ~useless.all())
     finite = np.isfinite(choice.scores)

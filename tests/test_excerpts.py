@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score
 
 from pipelines.scale.generating import generated
-from spore_dask import InputError, LimitError, Params, fit, memory, report, tune
+from spore_dask import SPORE, InputError, LimitError, Params, fit, memory, report, tune
 from spore_dask.choosing import Choice
 from spore_dask.engine import Engine
 from spore_dask.excerpts import (
@@ -21,6 +21,7 @@ from spore_dask.excerpts import (
     N_PLACES,
     READ,
     THIN,
+    Asked,
     Excerpt,
     ExcerptSpec,
     _gather,
@@ -58,21 +59,11 @@ def read(folder, x, chunk_rows, rows_per_task, size):
     engine, nbytes = Engine(), 1 << 30
     asked = ScanSpec(source, rows_per_task, 500, None, "euclidean", 42, nbytes)
     scanned = scan(engine, Folder.at(folder / "scan"), asked)
-    trials = tuple(find_trials({"z_percentile": [30, 60, 90]}, len(x), 3, 42, {}))
-    spec = ExcerptSpec(
-        folder=Folder.at(folder / "excerpts"),
-        source=source,
-        transform=scanned.transform,
-        n_parts=len(scanned.ranges),
-        size=size,
-        trials=trials,
-        space={"z_percentile": [30, 60, 90]},
-        fixed={},
-        n_compared=100,
-        seed=42,
-        reading_nbytes=nbytes,
-        choosing_nbytes=nbytes,
-    )
+    space = {"z_percentile": [30, 60, 90]}
+    trials = tuple(find_trials(space, len(x), 3, 42, {}))
+    asked = Asked(len(x), size, trials, space, {}, n_compared=100, seed=42)
+    folder, n_parts = Folder.at(folder / "excerpts"), len(scanned.ranges)
+    spec = ExcerptSpec(asked, folder, source, scanned.transform, n_parts, nbytes, nbytes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Folder, "remove", lambda *_: None)
         found = try_on_excerpts(engine, spec, scanned)
@@ -94,7 +85,7 @@ class TestExcerpts:
         receipts = spec.folder.child("receipts-places")
         centres = [receipts.read_json(f"{i}.json")["point"] for i in range(N_PLACES)]
         near = naive.near_places(x, centres, size // N_PLACES)
-        for name, wanted in ((DENSE, near), (THIN, spec.drawn().tolist())):
+        for name, wanted in ((DENSE, near), (THIN, spec.asked.thin_rows().tolist())):
             taken, points = found[name]
             assert taken.tolist() == wanted
             np.testing.assert_array_equal(points, x[wanted])
@@ -106,7 +97,7 @@ class TestExcerpts:
             rows, points = taken[name]
             places = np.searchsorted(rows, found[name].rows)
             np.testing.assert_array_equal(rows[places], found[name].rows)
-            for trial, labels in zip(spec.trials, found[name].labels, strict=True):
+            for trial, labels in zip(spec.asked.trials, found[name].labels, strict=True):
                 counts = trial.params.resolve(len(x))
                 size = counts.min_cluster_size
                 expected = naive.cluster(
@@ -128,6 +119,14 @@ class TestExcerpts:
         for name in ("params", "score", "levels", "excerpt"):
             assert plain.choice[name] == found.choice[name]
         np.testing.assert_array_equal(plain.labels[...], found.labels[...])
+
+    def test_are_the_same_in_memory(self, tmp_path):
+        x, _ = shapes()
+        for options in ({}, {"scale": "standard"}, {"metric": "cosine"}):
+            inside = SPORE(**options).fit(x + 1)
+            run = fit(x + 1, n_workers=0, **options)
+            assert inside.choice_ == {k: v for k, v in run.choice.items() if k != "tuning"}
+            np.testing.assert_array_equal(inside.labels_, run.labels[...])
 
     def test_are_of_scaled_points(self, tmp_path):
         x, _ = shapes()
@@ -152,7 +151,7 @@ def test_a_share_of_a_cluster_is_as_large_as_that():
 def excerpt(name, scores, large):
     choice = Choice(0, np.array(scores), ())
     rows = np.zeros(1, np.int64)
-    return Excerpt(name, 10, choice, [], large, rows, np.zeros((1, 1), np.int32))
+    return Excerpt(name, 10, choice, [], large, rows, np.zeros((1, 1), np.int32), rows)
 
 
 @pytest.mark.parametrize(

@@ -111,14 +111,16 @@ class TestDraws:
     def test_are_followed_by_a_ladder(self):
         found = find_trials(None, 20_000, 31, 42, {})
         assert len(found) == len({trial.params for trial in found}) == 39
-        assert found[0] == (Params(), 1)
+        assert found[0] == (Params(), 1, 1)
         assert found[1:31] == draw(None, 20_000, 30, 42, {})
         rungs = [
             Params(min_cluster_size=25, expansion_neighbors=28, z_percentile=z, retention_rate=rate)
             for z in (65, 80, 90, 97)
             for rate in (None, 0.2)
         ]
-        assert found[31:] == [(params, 0) for params in rungs]
+        assert found[31:] == [(params, 0, 1 if params.retention_rate else 0.99) for params in rungs]
+        rungs = find_trials(None, 20_000, 31, 42, {"retention_rate": 0.1})[31:]
+        assert [rung.factor for rung in rungs] == 4 * [1]
 
     def test_of_many_points_are_in_part_without_the_cap(self):
         found, capped = (find_trials(None, n_points, 31, 42, {}) for n_points in (20_001, 20_000))
@@ -275,7 +277,9 @@ class TestChoice:
         found = tune(x, tmp_path / "out", n_trials=4, n_workers=0, n_partitions=3)
         asked = compare(x.shape, {}, 42, n_trials=4)
         assert len(found.trials) == len(asked.trials) == 12
-        choice = choose(compared(found), asked.weights, votes=votes_on(x, asked))
+        choice = choose(
+            compared(found), asked.weights, votes=votes_on(x, asked), factors=asked.factors
+        )
         assert_chosen_by(found, choice)
         assert np.isnan(found.trials["ari"]).all()
         assert set(found.best_params) == set(find_space(None, 3000, {}))
@@ -291,7 +295,9 @@ class TestChoice:
         asked = compare(x.shape, {}, 42, n_trials=3)
         assert len(found.trials) == len(asked.trials) == 3 + 8  # 3,000 points are below the cap
         assert len(asked.samples) == 4
-        choice = choose(compared(found), asked.weights, votes=votes_on(x, asked))
+        choice = choose(
+            compared(found), asked.weights, votes=votes_on(x, asked), factors=asked.factors
+        )
         assert_chosen_by(found, choice)
 
     def test_with_labels_is_the_highest_ari(self, tmp_path):
