@@ -84,8 +84,8 @@ CLUSTER_NBYTES = 40
 """What it holds for each cluster that stays."""
 
 EXCERPT_POINTS = 1 << 17
-EXCERPT_NBYTES = 640 << 20
-"""Points of an excerpt on which parameters are chosen, and the bytes of its graph, at most."""
+EXCERPT_NBYTES = 704 << 20
+"""Points of an excerpt on which parameters are chosen, and the bytes that it takes, at most."""
 
 COMPILING_NBYTES = 240 << 20
 """What a worker that runs trials takes, once, to compile the kernels of clustering."""
@@ -511,14 +511,22 @@ def trial_nbytes(shape: Shape) -> int:
 
 def excerpt_points(shape: Shape) -> int | None:
     """Return the points of an excerpt on which parameters are chosen; None for all points."""
-    size = min(EXCERPT_POINTS, EXCERPT_NBYTES // _trial_point_nbytes(shape))
+    size = min(EXCERPT_POINTS, EXCERPT_NBYTES // _excerpt_point_nbytes(shape))
     return size if size < shape.n_points else None
 
 
 def excerpt_nbytes(shape: Shape) -> int:
     """Return the projected peak of a process that searches and clusters an excerpt."""
-    data = (excerpt_points(shape) or 0) * _trial_point_nbytes(shape)
+    data = (excerpt_points(shape) or 0) * _excerpt_point_nbytes(shape)
     return INTERPRETER_NBYTES + max(data, COMPILING_NBYTES)
+
+
+def _excerpt_point_nbytes(shape: Shape) -> int:
+    """Return what a process takes for each point that it searches and clusters in memory.
+
+    An approximate search has lists of its rows twice.
+    """
+    return _trial_point_nbytes(shape) + 2 * shape.entries_nbytes(shape.longest_k)
 
 
 def _trial_point_nbytes(shape: Shape) -> int:

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from sklearn.metrics import adjusted_rand_score
 
 from spore_dask import memory
-from spore_dask.choosing import Votes, choose, decide
+from spore_dask.choosing import EXPONENT, Votes, choose, decide, similarity
+from spore_dask.clusters import NOISE
 from spore_dask.comparing import (
     N_COMPARED,
     Chosen,
@@ -34,6 +35,7 @@ from spore_dask.engine import Engine
 from spore_dask.errors import LimitError, ParameterError
 from spore_dask.excerpts import (
     Asked,
+    Excerpt,
     ExcerptSpec,
     best_excerpt,
     read_sample_of,
@@ -55,12 +57,13 @@ from spore_dask.runs import (
     Run,
     keep_at_most,
     point_to,
+    read_published_rows,
     remove_stages,
     warn_of,
 )
 from spore_dask.runs import POINTER as RUN_POINTER
 from spore_dask.spaces import Trial, is_open
-from spore_dask.store import Folder, hash_of, remove_stage
+from spore_dask.store import Folder, Limits, hash_of, remove_stage
 from spore_dask.tasks import Receipt, Work, run_work
 from spore_dask.trials import TrialSpec, read_labels, read_places, run_trials
 from spore_dask.tunings import POINTER, Tuning
@@ -68,6 +71,10 @@ from spore_dask.voters import PollSpec, poll, read_sample, read_samples
 
 TRIALS, SAMPLE = count(optional=False), count(at_least=2, optional=False)
 DETAIL = one_of("auto", "coarse", "fine")
+FINAL_RATIO = 10
+"""Trials are run on all points where they are more than so many times those of an excerpt."""
+FINAL_SCORE, N_FINALISTS = 0.8, 4
+"""These are as many at most, with this share of the highest score."""
 LEAST_TRIALS = 3
 """Trials without labels: each is compared with the others, and two agree with each other alike."""
 
@@ -231,10 +238,11 @@ class TuneJob(Job):
     def plan(self, memory_limit: Any, n_workers: int | None) -> FitPlan:
         """Plan graph and fit; raise a sentence where they, or a trial, cannot work."""
         plan = super().plan(memory_limit, n_workers)
-        if plan.memory_limit < self.trial_nbytes:
+        needed = self.trial_nbytes + plan.store_nbytes
+        if plan.memory_limit < needed:
             raise LimitError(
                 f"memory_limit is {format_bytes(plan.memory_limit)} a process, but choosing "
-                f"parameters needs {format_bytes(self.trial_nbytes)}: raise it, or give "
+                f"parameters needs {format_bytes(needed)}: raise it, or give "
                 'params="paper" and the parameters that you want.'
             )
         return plan
@@ -394,10 +402,10 @@ class Search:
             if not resume:
                 self._forget()
             if self.job.excerpt_points is not None:
-                chosen, aris = self._choose_on_excerpts(builder)
+                excerpt, chosen, aris = self._choose_on_excerpts(builder)
+                chosen = self._run_finalists(builder, excerpt, chosen, resume)
                 job = self._settled(chosen, aris, self.job.data, self.job.graph)
-                plan = job.plan(builder.plan.memory_limit, builder.engine.n_workers)
-                self._fit(builder, job, plan, chosen, resume)
+                self._fit(builder, job, self._plan_of(builder, job), chosen, resume)
                 return self._tuning()
             graph = builder.graph()
         data = Input(self.job.data.source)
@@ -428,15 +436,63 @@ class Search:
         chosen: Chosen,
         resume: bool,
         n_pieces: int = 0,
-    ) -> None:
+    ) -> Run:
         """Fit with what was chosen."""
         final = Fit(builder.engine, job, plan, resume)
         final.stages |= builder.stages
         final.facts = {"n_pieces": n_pieces}
         final.warnings = list(chosen.warnings)
-        final.run()
+        return final.run()
 
-    def _choose_on_excerpts(self, builder: Fit) -> tuple[Chosen, list[float | None]]:
+    def _plan_of(self, builder: Fit, job: Job) -> FitPlan:
+        """Return the plan of a fit with what was chosen."""
+        return job.plan(builder.plan.memory_limit, builder.engine.n_workers)
+
+    def _run_finalists(
+        self, builder: Fit, excerpt: Excerpt, chosen: Chosen, resume: bool
+    ) -> Chosen:
+        """Fit with the best trials, and return the one that agrees most with those of an excerpt.
+
+        Where an excerpt is a small part of the data, what is whole there may be joined, or fall
+        apart, among all points.
+        """
+        finalists = self._finalists(excerpt, chosen)
+        if len(finalists) == 1:
+            return chosen
+        found, runs = [], []
+        for place, trial in enumerate(finalists):
+            params = self.job.trials[trial].params
+            keep = "all" if self.job.keep == "all" else "predict"
+            job = Job(**_shallow(self.job) | {"params": params, "keep": keep})
+            one = dataclasses.replace(chosen, best=trial)
+            run = self._fit(builder, job, self._plan_of(builder, job), one, resume or place > 0)
+            limits = Limits(NOISE, len(run.clusters))
+            found.append(read_published_rows(run.labels, excerpt.rows, limits))
+            runs.append(run)
+        if self.job.keep == "labels":
+            for run in runs:
+                keep_at_most(run, self.job.keep)
+        alike = similarity(np.array(found), excerpt.labels) ** EXPONENT @ self.compared.weights
+        factors = [self.job.trials[trial].factor for trial in finalists]
+        return dataclasses.replace(chosen, best=finalists[int(np.argmax(alike * factors))])
+
+    def _finalists(self, excerpt: Excerpt, chosen: Chosen) -> list[int]:
+        """Return the best trial, and those about as good that share its graph and order."""
+        n_points, scores = self.job.data.source.shape[0], excerpt.choice.scores
+        is_settled = self.read_truth is not None or chosen.is_degenerate or self.detail != "auto"
+        if is_settled or excerpt.n_points * FINAL_RATIO >= n_points:
+            return [chosen.best]
+
+        def graph_of(trial: int) -> tuple[int, int, int]:
+            counts = self.job.trials[trial].params.resolve(n_points)
+            return counts.density_neighbors, counts.expansion_neighbors, counts.k
+
+        near = scores >= FINAL_SCORE * scores[chosen.best]
+        ranked = [int(trial) for trial in np.argsort(-scores, kind="stable") if near[trial]]
+        ranked = [trial for trial in ranked if graph_of(trial) == graph_of(chosen.best)]
+        return [chosen.best, *(trial for trial in ranked if trial != chosen.best)][:N_FINALISTS]
+
+    def _choose_on_excerpts(self, builder: Fit) -> tuple[Excerpt, Chosen, list[float | None]]:
         """Choose one of the trials by what they make of excerpts, and return the ARI of each.
 
         The ARI, if true labels are known, is the mean over both excerpts.
@@ -467,14 +523,14 @@ class Search:
         if self.read_truth is not None:
             found = [_aris(self.read_truth(one.rows), one.labels) for one in excerpts.values()]
             aris = np.mean(found, axis=0).tolist()
-            return dataclasses.replace(chosen, best=int(np.argmax(aris))), aris
+            return used, dataclasses.replace(chosen, best=int(np.argmax(aris))), aris
         if self._is_doubtful(chosen):
             folder, seed = self.folder.child(used.name), compared.seed
             refer = functools.partial(_refer_to_excerpt, folder, seed, compared.fixed)
             work = Work("reference", refer, range(1 + 2 * N_CLOUDS), job.trial_nbytes)
             scores = [receipt["score"] for receipt in run_work(engine, folder, work)]
             chosen = chosen.beside(scores)
-        return chosen, [None] * len(used.facts)
+        return used, chosen, [None] * len(used.facts)
 
     def _is_doubtful(self, chosen: Chosen) -> bool:
         """Tell whether to compare a choice with that for data without clusters."""

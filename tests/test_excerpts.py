@@ -13,8 +13,19 @@ from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score
 
 from pipelines.scale.generating import generated
-from spore_dask import SPORE, InputError, LimitError, Params, fit, memory, report, tune
-from spore_dask.choosing import Choice
+from spore_dask import (
+    SPORE,
+    InputError,
+    LimitError,
+    Params,
+    fit,
+    memory,
+    open_run,
+    report,
+    stages,
+    tune,
+)
+from spore_dask.choosing import Choice, similarity
 from spore_dask.engine import Engine
 from spore_dask.excerpts import (
     DENSE,
@@ -30,6 +41,7 @@ from spore_dask.excerpts import (
     try_on_excerpts,
 )
 from spore_dask.memory import shape_of
+from spore_dask.runs import run_ids
 from spore_dask.spaces import find_trials
 from spore_dask.stages.scan import ScanSpec, scan
 from spore_dask.store import Folder, open_source
@@ -272,3 +284,58 @@ def test_peak_memory_is_as_projected(tmp_path, n_points, n_columns):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "EXCERPT_POINTS", size)
         assert max(peaks.values()) <= needed(shape_of(n_points, n_columns, 4, k))
+
+
+class TestFinalists:
+    """Trials that are run on all points, where an excerpt is a small part of the data."""
+
+    @pytest.fixture(autouse=True)
+    def much_data(self, monkeypatch):
+        monkeypatch.setattr("spore_dask.tuning.FINAL_RATIO", 2)
+        monkeypatch.setattr("spore_dask.tuning.FINAL_SCORE", 0.5)
+
+    def test_agree_most_with_the_trials_of_the_excerpt(self, tmp_path):
+        x, _ = shapes()
+        found = tune(x, tmp_path / "out", n_workers=0)
+        compared = find_trials(None, len(x), 31, 42, {})
+        excerpt = Folder(found.path).child(found.name).child(found.run.choice["excerpt"][0])
+        rows = excerpt.read_array("rows")
+        voters = read_labels(excerpt, len(compared), len(rows))
+        weights = np.array([trial.weight for trial in compared])
+        agreement = {}
+        for id in run_ids(Folder(found.path)):
+            run = open_run(found.path, id)
+            asked = {name: run.summary["asked"][name] for name in found.best_params}
+            number = found.summary["params"].index(asked)
+            alike = similarity(run.labels[...][rows][None], voters)[0] ** 1.5
+            agreement[number] = (alike @ weights) * compared[number].factor
+        assert len(agreement) > 1
+        assert found.best == max(agreement, key=agreement.get)
+        assert open_run(found.path).id == found.run.id
+
+    def test_go_on_after_a_stop(self, tmp_path, monkeypatch):
+        x, _ = shapes()
+        source = write_zarr(tmp_path / "x.zarr", x, 1000)
+        whole = fit(source, tmp_path / "whole", n_workers=0, keep="labels")
+        assert not list((tmp_path / "whole").glob("graph-*"))
+        calls = []
+
+        def publish(*arguments):
+            calls.append(1)
+            return 1 / 0 if len(calls) == 2 else real(*arguments)
+
+        real = stages.publish.publish
+        with monkeypatch.context() as patch:
+            patch.setattr("spore_dask.fitting.publish", publish)
+            with pytest.raises(ZeroDivisionError):
+                fit(source, n_workers=0)
+        for options in ({}, {}, {"resume": False}):
+            found = fit(source, n_workers=0, **options)
+            assert found.choice["params"] == whole.choice["params"]
+            np.testing.assert_array_equal(found.labels[...], whole.labels[...])
+
+    def test_are_not_run_for_a_level_or_known_labels(self, tmp_path):
+        x, y = shapes()
+        for options in ({"detail": "coarse"}, {"y": y}):
+            found = tune(x, tmp_path / next(iter(options)), n_workers=0, **options)
+            assert len(run_ids(Folder(found.path))) == 1

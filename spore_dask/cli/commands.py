@@ -203,7 +203,7 @@ def export(voice: Voice, run: str, out: str, id: str | None, **options: Any) -> 
         Option(["--points"], default=1_000_000, show_default=True, help="Points to generate."),
         Option(["--columns"], default=2, show_default=True, help="Columns to generate."),
         Option(["--seed"], default=0, show_default=True, help="Seed of the generator."),
-        Option(["--memory-limit"], default="2GiB", show_default=True, help="For each process."),
+        Option(["--memory-limit"], default="1GiB", show_default=True, help="For each process."),
         Option(["--folder"], help="Where to keep data and run. Default: nowhere."),
         progress_option(),
     ],

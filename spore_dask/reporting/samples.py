@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import zarr
 from numpy.typing import NDArray
 
 from spore_dask.clusters import NOISE
@@ -26,7 +25,7 @@ from spore_dask.errors import InputError
 from spore_dask.graph import Graph
 from spore_dask.partitions import sample_rows
 from spore_dask.points import CACHE, Points
-from spore_dask.runs import Run, read_published
+from spore_dask.runs import Run, read_published, read_published_rows
 from spore_dask.stages.scan import transform_of
 from spore_dask.store import Folder, Limits, Source, open_source
 from spore_dask.tasks import MARKER
@@ -229,18 +228,10 @@ class Found(NamedTuple):
 def published(run: Run, rows: NDArray[np.int64]) -> Found:
     """Return labels and provenance of ascending rows."""
     labels = Limits(NOISE, len(run.clusters))
-    return Found(_take(run.labels, rows, labels), _take(run.provenance, rows, PROVENANCE))
-
-
-def _take(array: zarr.Array[Any], rows: NDArray[np.int64], limits: Limits) -> NDArray[Any]:
-    """Return some elements of a published array, reading a chunk at a time."""
-    step = array.chunks[0]
-    found = np.empty(len(rows), array.dtype)
-    for first in np.unique(rows // step).tolist():
-        part = slice(*np.searchsorted(rows, (first * step, (first + 1) * step)))
-        values = read_published(array, first * step, (first + 1) * step, limits)
-        found[part] = values[rows[part] - first * step]
-    return found
+    return Found(
+        read_published_rows(run.labels, rows, labels),
+        read_published_rows(run.provenance, rows, PROVENANCE),
+    )
 
 
 def count_provenance(run: Run) -> dict[int, int]:
