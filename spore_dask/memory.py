@@ -511,8 +511,10 @@ def trial_nbytes(shape: Shape) -> int:
 
 def excerpt_points(shape: Shape) -> int | None:
     """Return the points of an excerpt on which parameters are chosen; None for all points."""
-    size = min(EXCERPT_POINTS, EXCERPT_NBYTES // _excerpt_point_nbytes(shape))
-    return size if size < shape.n_points else None
+    whole_nbytes = shape.n_points * _trial_point_nbytes(shape)
+    if shape.n_points <= EXCERPT_POINTS and whole_nbytes <= EXCERPT_NBYTES:
+        return None
+    return min(EXCERPT_POINTS, EXCERPT_NBYTES // _excerpt_point_nbytes(shape))
 
 
 def excerpt_nbytes(shape: Shape) -> int:
@@ -524,9 +526,9 @@ def excerpt_nbytes(shape: Shape) -> int:
 def _excerpt_point_nbytes(shape: Shape) -> int:
     """Return what a process takes for each point that it searches and clusters in memory.
 
-    An approximate search has lists of its rows twice.
+    An approximate search has up to three lists of the length of a row.
     """
-    return _trial_point_nbytes(shape) + 2 * shape.entries_nbytes(shape.longest_k)
+    return _trial_point_nbytes(shape) + 3 * shape.entries_nbytes(shape.longest_k)
 
 
 def _trial_point_nbytes(shape: Shape) -> int:

@@ -1,7 +1,5 @@
 """Choices on excerpts of large data: what is in them, which of them is used, and what repeats."""
 
-import json
-import math
 import subprocess
 import sys
 
@@ -267,23 +265,29 @@ def test_a_limit_without_room_for_a_choice_is_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("n_points", "n_columns"), [(150_000, 2), (60_000, 40)])
-def test_peak_memory_is_as_projected(tmp_path, n_points, n_columns):
-    x, _ = shapes(n_points, n_columns)
-    source, size = write_zarr(tmp_path / "x.zarr", x, 20_000), n_points // 2
-    k = 6 * math.floor(math.log2(n_points))
-    needed = memory.excerpt_nbytes
-    code = (
-        "import json, sys; from spore_dask import fit, memory\n"
-        f"memory.EXCERPT_POINTS = {size}\n"
-        "run = fit(sys.argv[1], n_workers=0)\n"
-        "print(json.dumps(run.summary['peak_nbytes']))"
-    )
-    done = subprocess.run([sys.executable, "-c", code, source], check=True, capture_output=True)
-    peaks = json.loads(done.stdout.splitlines()[-1])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "EXCERPT_POINTS", size)
-        assert max(peaks.values()) <= needed(shape_of(n_points, n_columns, 4, k))
+@pytest.mark.parametrize("n_columns", [2, 64])
+def test_peak_memory_is_as_projected(n_columns):
+    code = f"""
+from pipelines.scale.generating import generated
+from spore_dask.engine import peak_nbytes
+from spore_dask import memory
+from spore_dask.excerpts import Asked, try_on
+from spore_dask.spaces import find_trials
+from spore_dask.threads import one_thread
+
+trials = tuple(find_trials(None, 10**6, 31, 42, {{}}))
+k = max(trial.params.resolve(10**6).k for trial in trials)
+shape = memory.shape_of(10**6, {n_columns}, 4, k)
+size = memory.excerpt_points(shape)
+x, _ = generated("shapes", {n_columns}, 10**6).rows(0, size)
+with one_thread():
+    try_on("thin", x, Asked(10**6, size, trials, None, {{}}, 20_000, 42))
+print(size, peak_nbytes(), memory.excerpt_nbytes(shape))
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    size, peak, projected = map(int, done.stdout.split())
+    assert size == 1 << 17
+    assert peak <= projected
 
 
 class TestFinalists:
