@@ -47,9 +47,9 @@ def fit(
 ) -> Run:
     """Cluster data of any size.
 
-    Parameters that are not given are chosen: many configurations are compared over one neighbour
-    graph, and the one whose result the others agree with most is kept. `run.choice` has the
-    choice, and how sure it is.
+    Parameters that are not given are chosen: many configurations are compared, over one neighbour
+    graph or on excerpts of large data, and the one whose result the others agree with most is
+    kept. `run.choice` has the choice, and how sure it is.
 
     Parameters
     ----------

@@ -23,7 +23,6 @@ from spore_dask.api import PARAMS, fit
 from spore_dask.clustering import Clustering, GraphInMemory
 from spore_dask.clusters import NOISE
 from spore_dask.comparing import (
-    Chosen,
     Comparison,
     choose_in_memory,
     compare,
@@ -31,12 +30,12 @@ from spore_dask.comparing import (
 )
 from spore_dask.coordinates import check_options, learn_coordinates, refuse_masked
 from spore_dask.errors import DataWarning
-from spore_dask.excerpts import Asked, choose_from
+from spore_dask.excerpts import Asked, best_finalist, choose_from, finalists
 from spore_dask.inputs import is_lazy
 from spore_dask.kernels.reassign import gates_of
 from spore_dask.memory import excerpt_points, shape_of
 from spore_dask.params import Params, ResolvedParams
-from spore_dask.plan import RECALL
+from spore_dask.plan import RECALL, working_itemsize
 from spore_dask.predicting import predict
 from spore_dask.recall import Recall
 from spore_dask.reference import N_TRIALS
@@ -298,21 +297,32 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
             fixed = {name: value for name, value in given.items() if name != "seed"}
             compared = compare(points.shape, fixed, self.seed, n_trials=self.n_trials)
         self.choice_ = None
-        facts, chosen = sample_facts(data), None
+        facts, tried, numbers = sample_facts(data), [Trial(asked, 1.0)], [0]
+        on_excerpts = compared and self._asked_of_excerpts(data, points, compared)
         if compared is not None:
-            chosen = self._choose_on_excerpts(points, compared)
-        if compared is not None and chosen is not None:
-            asked = compared.trials[chosen.best].params
-        trials = compared.trials if compared and chosen is None else [Trial(asked, 1.0)]
-        k = longest_rows(trials, len(points))
+            tried = list(compared.trials)
+        if on_excerpts:
+            excerpt, chosen = choose_from(points, on_excerpts, self.detail)
+            numbers = finalists(on_excerpts, excerpt, chosen)
+            tried = [tried[number] for number in numbers]
+        k = longest_rows(tried, len(points))
         rows = neighbor_rows(points, k, self.knn, self.seed, self.recall_target)
         rows.recall.warn_if_below(self.recall_target, stacklevel=3)
         graph = GraphInMemory(rows.neighbors, rows.distances, points)
+        if on_excerpts and len(numbers) > 1:
+            labels = [
+                graph.cluster(one.params.resolve(len(points))).labels[excerpt.rows] for one in tried
+            ]
+            best = best_finalist(on_excerpts, excerpt, numbers, labels)
+            chosen = dataclasses.replace(chosen, best=best)
         if compared is not None:
-            chosen = chosen or choose_in_memory(graph, compared, self.detail)
+            if on_excerpts:
+                facts["n_pieces"] = excerpt.n_pieces
+            else:
+                chosen = choose_in_memory(graph, compared, self.detail)
+                facts["n_pieces"] = chosen.facts[0]["n_pieces"]
             asked = compared.trials[chosen.best].params
             self.choice_ = chosen.document(compared)
-            facts["n_pieces"] = chosen.facts[0].get("n_pieces", 0)
             facts["warnings"] = chosen.warnings
         self.params_ = asked.resolve(len(points))
         found = graph.cluster(self.params_)
@@ -330,25 +340,18 @@ class SPORE(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         self._voters = Voters(points, found.labels, gates, rows.recall, self.seed)
         return self
 
-    def _choose_on_excerpts(
-        self, points: NDArray[np.floating], compared: Comparison
-    ) -> Chosen | None:
-        """Choose parameters on excerpts, as a fit on disk does; None for fewer points."""
-        k = longest_rows(compared.trials, len(points))
+    def _asked_of_excerpts(
+        self, data: NDArray[Any], points: NDArray[np.floating], compared: Comparison
+    ) -> Asked | None:
+        """Return what to try on excerpts, as a fit on disk does; None for fewer points."""
         n_points, n_columns = points.shape
-        size = excerpt_points(shape_of(n_points, n_columns, points.itemsize, k))
+        k = longest_rows(compared.trials, n_points)
+        size = excerpt_points(shape_of(n_points, n_columns, working_itemsize(data.dtype), k))
         if size is None:
             return None
-        asked = Asked(
-            n_points=n_points,
-            size=size,
-            trials=compared.trials,
-            space=None,
-            fixed=compared.fixed,
-            n_compared=len(compared.rows),
-            seed=self.seed,
-        )
-        return choose_from(points, asked, self.detail)
+        n_compared = len(compared.rows)
+        trials, fixed = compared.trials, compared.fixed
+        return Asked(n_points, size, trials, None, fixed, n_compared, self.seed)
 
     def _warn(self, data: Any, asked: Params, found: Clustering, facts: dict[str, Any]) -> None:
         """Warn of what a user should know about the result."""

@@ -13,6 +13,7 @@ Memory: the chunks that one task reads; or an excerpt with its neighbour graph.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import random
@@ -22,7 +23,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spore_dask.choosing import LARGE_SHARE, SAMPLE_ROWS, SAMPLE_SIZE, Choice, Level
+from spore_dask.choosing import (
+    EXPONENT,
+    LARGE_SHARE,
+    SAMPLE_ROWS,
+    SAMPLE_SIZE,
+    Choice,
+    Level,
+    similarity,
+)
 from spore_dask.clustering import GraphInMemory
 from spore_dask.comparing import (
     Chosen,
@@ -54,6 +63,10 @@ PIECE = 1 / 8
 REACH, MARGIN = 2, 16
 """Points that are looked at near a place: so many times those that are taken, and a few more."""
 BLOCK_NBYTES = 4 << 20
+FINAL_RATIO = 10
+"""Trials are run on all points where they are more than so many times those of an excerpt."""
+FINAL_SCORE, N_FINALISTS = 0.8, 4
+"""These are as many at most, with this share of the highest score."""
 READ = "read"
 """Folder of what tasks have read."""
 SAMPLE = "sample"
@@ -120,6 +133,8 @@ class Excerpt:
     """(n_trials, n_rows)"""
     sample: NDArray[np.int64]
     """Which of its points are a uniform sample of it."""
+    n_pieces: int = 0
+    """Connected pieces that the graph of all points has if it is like that of the excerpt."""
 
     def chosen(self, detail: str) -> Chosen:
         """Return the trial to take for a detail."""
@@ -127,16 +142,57 @@ class Excerpt:
         return dataclasses.replace(found, excerpt=(self.name, self.n_points))
 
 
-def choose_from(points: NDArray[np.floating], asked: Asked, detail: str) -> Chosen:
-    """Choose parameters for points in memory, on the excerpts that a fit on disk takes of them."""
-    near = [
-        _nearest(_squares(points, points[row].astype("f8")), asked) for row in asked.place_rows()
-    ]
+def choose_from(points: NDArray[np.floating], asked: Asked, detail: str) -> tuple[Excerpt, Chosen]:
+    """Choose parameters for points in memory, on the excerpts that a fit on disk takes of them.
+
+    Returns the excerpt that was used, with the input rows that were compared, and the choice.
+    """
+    places = points[asked.place_rows()].astype(np.float64)
+    near = [_nearest(_squares(points, place), asked) for place in places]
     rows = {DENSE: np.unique(np.concatenate(near)), THIN: asked.thin_rows()}
     taken = {name: np.ascontiguousarray(points[here]) for name, here in rows.items()}
-    used = best_excerpt({name: try_on(name, taken[name], asked) for name in NAMES})
-    chosen = used.chosen(detail)
-    return beside_chance(chosen, taken[used.name][used.sample], asked.seed, asked.fixed)
+    excerpts = {name: try_on(name, taken[name], asked) for name in NAMES}
+    used = best_excerpt(excerpts)
+    sample = taken[used.name][used.sample]
+    chosen = beside_chance(used.chosen(detail), sample, asked.seed, asked.fixed)
+    used = dataclasses.replace(
+        used, rows=rows[used.name][used.rows], n_pieces=excerpts[DENSE].n_pieces
+    )
+    return used, chosen
+
+
+def finalists(asked: Asked, excerpt: Excerpt, chosen: Chosen) -> list[int]:
+    """Return the best trial, and those about as good that share its graph and order.
+
+    These are run on all points where an excerpt is a small part of them: what is whole in it may
+    be joined, or fall apart, among all points.
+    """
+    scores = excerpt.choice.scores
+    is_settled = chosen.is_degenerate or chosen.detail != "auto"
+    if is_settled or excerpt.n_points * FINAL_RATIO >= asked.n_points:
+        return [chosen.best]
+
+    def graph_of(trial: int) -> tuple[int, int, int]:
+        counts = asked.trials[trial].params.resolve(asked.n_points)
+        return counts.density_neighbors, counts.expansion_neighbors, counts.k
+
+    near = scores >= FINAL_SCORE * scores[chosen.best]
+    ranked = [int(trial) for trial in np.argsort(-scores, kind="stable") if near[trial]]
+    ranked = [trial for trial in ranked if graph_of(trial) == graph_of(chosen.best)]
+    return [chosen.best, *(trial for trial in ranked if trial != chosen.best)][:N_FINALISTS]
+
+
+def best_finalist(
+    asked: Asked, excerpt: Excerpt, numbers: Sequence[int], labels: Sequence[NDArray[np.integer]]
+) -> int:
+    """Return the finalist that agrees most with the trials of an excerpt.
+
+    `labels` are those that each finalist gave the compared rows of the excerpt.
+    """
+    weights = np.array([trial.weight for trial in asked.trials])
+    factors = np.array([asked.trials[number].factor for number in numbers])
+    alike = similarity(np.array(labels), excerpt.labels) ** EXPONENT @ weights
+    return numbers[int(np.argmax(alike * factors))]
 
 
 def try_on(name: str, points: NDArray[np.floating], asked: Asked) -> Excerpt:
@@ -154,6 +210,7 @@ def try_on(name: str, points: NDArray[np.floating], asked: Asked) -> Excerpt:
     found = neighbor_rows(points, longest_rows(trials, n_points), seed=asked.seed)
     graph = GraphInMemory(found.neighbors, found.distances, points)
     chosen, labels = compare_in_memory(graph, compared)
+    reach = trials[0].params.resolve(n_points).expansion_neighbors
     best = labels[chosen.best]
     sizes = np.unique(best[best >= 0], return_counts=True)[1] * (n_points / len(best))
     least = min(SAMPLE_SIZE * asked.n_points / SAMPLE_ROWS, PIECE * asked.n_near)
@@ -166,16 +223,20 @@ def try_on(name: str, points: NDArray[np.floating], asked: Asked) -> Excerpt:
         rows=compared.rows,
         labels=labels,
         sample=compared.rows[compared.samples[0]],
+        n_pieces=round(graph.n_pieces(reach) * asked.n_points / n_points),
     )
 
 
 def try_on_excerpts(engine: Engine, spec: ExcerptSpec, scanned: Scan) -> dict[str, Excerpt]:
     """Cluster both excerpts with every configuration, or take up what an earlier call has left."""
-    find, rows = functools.partial(_coordinates, spec), spec.asked.place_rows()
-    found = run_work(engine, spec.folder, Work("places", find, rows, spec.reading_nbytes))
+    parts = [*zip(scanned.ranges, scanned.checksums, strict=True)]
+    ends = [last for _, last in scanned.ranges]
+    places = [(row, *parts[bisect.bisect_right(ends, row)]) for row in spec.asked.place_rows()]
+    find = functools.partial(_coordinates, spec)
+    found = run_work(engine, spec.folder, Work("places", find, places, spec.reading_nbytes))
     centres = np.array([receipt["point"] for receipt in found])
     read = functools.partial(_read, spec, centres, _reaches(spec.asked, centres, scanned.sample()))
-    items = [*enumerate(zip(scanned.ranges, scanned.checksums, strict=True))]
+    items = [*enumerate(parts)]
     run_work(engine, spec.folder, Work("excerpts", read, items, spec.reading_nbytes))
     choose = functools.partial(_choose, spec)
     receipts = run_work(engine, spec.folder, Work("trials", choose, NAMES, spec.choosing_nbytes))
@@ -189,8 +250,8 @@ def try_on_excerpts(engine: Engine, spec: ExcerptSpec, scanned: Scan) -> dict[st
 def best_excerpt(excerpts: Mapping[str, Excerpt]) -> Excerpt:
     """Return the excerpt to choose on: the thin one, unless small clusters would vanish from it."""
     dense = excerpts[DENSE]
-    is_small = np.isfinite(dense.choice.scores).any() and dense.large < LARGE_SHARE
-    return dense if is_small else excerpts[THIN]
+    has_choice = np.isfinite(dense.choice.scores).any()
+    return dense if has_choice and dense.large < LARGE_SHARE else excerpts[THIN]
 
 
 def at_share(params: Params, n_points: int, share: float) -> Params:
@@ -209,9 +270,11 @@ def at_share(params: Params, n_points: int, share: float) -> Params:
     )
 
 
-def _coordinates(spec: ExcerptSpec, row: int) -> Receipt:
-    """Return the working coordinates of a row."""
-    return {"point": spec.transform.apply(spec.source.read(row, row + 1), row)[0].tolist()}
+def _coordinates(spec: ExcerptSpec, item: tuple[int, tuple[int, int], int]) -> Receipt:
+    """Return the working coordinates of a row, which is one of those of a task."""
+    row, (first, last), checksum = item
+    data = spec.source.read_again(first, last, checksum)[row - first : row - first + 1]
+    return {"point": spec.transform.apply(data, row)[0].tolist()}
 
 
 def _reaches(
@@ -256,7 +319,9 @@ def _read(
     points = spec.transform.apply(spec.source.read_again(first, last, checksum), first)
     drawn = spec.asked.thin_rows()
     drawn = drawn[np.searchsorted(drawn, first) : np.searchsorted(drawn, last)] - first
-    squares = np.stack([_squares(points, centre) for centre in centres], axis=1)
+    squares = np.empty((len(points), len(centres)))
+    for place, centre in enumerate(centres):
+        squares[:, place] = _squares(points, centre)
     near = [np.zeros(0, np.int64)]
     for apart, reach in zip(squares.T, reaches, strict=True):
         here = np.flatnonzero(apart <= reach)
@@ -272,26 +337,24 @@ def _read(
 
 def _gather(spec: ExcerptSpec, name: str) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
     """Return the rows of an excerpt, ascending, and their points."""
-    folder, numbers = spec.folder.child(name).child(READ), range(spec.n_parts)
-    limits = Limits(0, spec.asked.n_points)
-    rows = [folder.read_array(f"rows-{number}", limits=limits) for number in numbers]
-    every = np.concatenate(rows)
-    kept = np.ones(len(every), np.bool_)
-    if name == DENSE:
-        squares = np.concatenate([folder.read_array(f"squares-{number}") for number in numbers])
-        kept[:] = False
-        for apart in squares.T:
-            kept[_nearest(apart, spec.asked)] = True
-    points = np.empty((np.count_nonzero(kept), spec.source.shape[1]), spec.transform.dtype)
-    first, done = 0, 0
-    for number, part in zip(numbers, rows, strict=True):
-        here = kept[first : first + len(part)]
-        last = done + int(np.count_nonzero(here))
-        shape = len(part), points.shape[1]
+    folder, limits = spec.folder.child(name).child(READ), Limits(0, spec.asked.n_points)
+    rows, squares = np.zeros(0, np.int64), np.zeros((0, N_PLACES))
+    for number in range(spec.n_parts):
+        rows = np.append(rows, folder.read_array(f"rows-{number}", shape=(None,), limits=limits))
+        if name == DENSE:
+            read = folder.read_array(f"squares-{number}", shape=(None, N_PLACES))
+            squares = np.concatenate([squares, read])
+            nearest = [_nearest(apart, spec.asked) for apart in squares.T]
+            kept = np.unique(np.concatenate(nearest))
+            rows, squares = rows[kept], squares[kept]
+    points = np.empty((len(rows), spec.source.shape[1]), spec.transform.dtype)
+    for number in range(spec.n_parts):
+        here = folder.read_array(f"rows-{number}", shape=(None,), limits=limits)
+        shape = len(here), points.shape[1]
         read = folder.read_array(f"points-{number}", shape=shape, limits=FINITE)
-        points[done:last] = read[here]
-        first, done = first + len(part), last
-    return every[kept], points
+        wanted = np.isin(here, rows, assume_unique=True)
+        points[np.searchsorted(rows, here[wanted])] = read[wanted]
+    return rows, points
 
 
 def _choose(spec: ExcerptSpec, name: str) -> Receipt:
@@ -312,6 +375,7 @@ def _choose(spec: ExcerptSpec, name: str) -> Receipt:
         "facts": found.facts,
         "large": found.large,
         "n_points": len(points),
+        "n_pieces": found.n_pieces,
     }
 
 
@@ -330,6 +394,7 @@ def _opened(spec: ExcerptSpec, name: str, receipt: Receipt) -> Excerpt:
         rows=rows,
         labels=read_labels(folder, len(spec.asked.trials), len(rows)),
         sample=np.zeros(0, np.int64),
+        n_pieces=receipt["n_pieces"],
     )
 
 

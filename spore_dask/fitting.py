@@ -124,10 +124,10 @@ class Fit:
         """Return the folder of a stage, named by what it depends on."""
         folder = self.job.folder.child(f"{name}-{hash_of(FORMAT, *depends_on)}")
         self.stages[name] = {"name": folder.name}
-        self._start_afresh(folder)
+        self.start_afresh(folder)
         return folder
 
-    def _start_afresh(self, folder: Folder) -> None:
+    def start_afresh(self, folder: Folder) -> None:
         """Remove a stage that is not to be taken up, unless another result has kept it."""
         if not self.resume and folder.name not in kept_stages(self.job.folder, self.job.id):
             remove_stage(folder)
@@ -138,7 +138,7 @@ class Fit:
         If nothing speaks against it, an earlier result is forgotten where that is asked for.
         """
         if self.job.graph is not None:
-            graph = self._check_graph(self.job.graph)
+            graph = self.check_graph(self.job.graph)
             if forget:
                 self._check_room(self.plan.order_disk_nbytes + self.plan.labels_disk_nbytes)
                 self._forget()
@@ -160,10 +160,10 @@ class Fit:
         if forget:
             self._forget()
         if was_there and not self.resume:
-            self._start_afresh(scan_folder(job.folder, self.plan))
+            self.start_afresh(scan_folder(job.folder, self.plan))
             plan, scanned, search = self._choose()
         for find in (graph_folder, points_folder):
-            self._start_afresh(find(job.folder, plan, scanned, search))
+            self.start_afresh(find(job.folder, plan, scanned, search))
         graph = search_graph(engine, job.folder, plan, scanned, search)
         graph.recall.warn_if_below(plan.options.recall_target, stacklevel=5)
         self.plan = plan
@@ -172,13 +172,10 @@ class Fit:
             self.stages[stage] = {"name": name}
         return graph
 
-    def scan(self) -> Scan:
-        """Scan the source, or take up what an earlier call has left."""
-        return scan_source(self.engine, self.job.folder, self.plan)
-
     def _choose(self) -> tuple[FitPlan, Scan, str]:
         """Scan the source; return what that tells of the plan, and the way to search."""
-        plan, scanned = self.plan, self.scan()
+        plan = self.plan
+        scanned = scan_source(self.engine, self.job.folder, plan)
         search = self._find_search(plan, scanned)
         plan = plan.exact() if search in EXACT else plan
         if not self._few_fragments(plan, scanned, search):
@@ -194,7 +191,7 @@ class Fit:
         self.job.result.remove(SUMMARY)
         remove_stage(self.job.result)
 
-    def _check_graph(self, graph: Graph) -> Graph:
+    def check_graph(self, graph: Graph) -> Graph:
         """Refuse a graph that does not fit the source or the parameters."""
         needed_k, source, known = self.job.longest_k, self.job.data.source, graph.summary
         if known.get("identity") != source.identity:

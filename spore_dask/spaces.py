@@ -22,8 +22,8 @@ UNCAPPED = slice(10, 20)
 LADDER_SIZE = 25
 LADDER_PERCENTILES = (65, 80, 90, 97)
 LADDER_RETENTION = {None: 0.99, 0.2: 1.0}
-"""Rates, and what scores are multiplied by: of two that agree about as well with the others, the
-one that must retain more is less likely to join clusters over a background."""
+"""Rates, and what the scores are multiplied by. Without a rate, clusters are more often joined over
+a background, so a trial with a rate wins where two scores are nearly equal."""
 
 
 class Trial(NamedTuple):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import adjusted_rand_score
 
 from spore_dask import memory
-from spore_dask.choosing import EXPONENT, Votes, choose, decide, similarity
+from spore_dask.choosing import Votes, choose, decide
 from spore_dask.clusters import NOISE
 from spore_dask.comparing import (
     N_COMPARED,
@@ -34,15 +34,18 @@ from spore_dask.comparing import (
 from spore_dask.engine import Engine
 from spore_dask.errors import LimitError, ParameterError
 from spore_dask.excerpts import (
+    DENSE,
     Asked,
     Excerpt,
     ExcerptSpec,
     best_excerpt,
+    best_finalist,
+    finalists,
     read_sample_of,
     try_on_excerpts,
 )
 from spore_dask.fitting import Fit
-from spore_dask.graph import FORMAT, Graph
+from spore_dask.graph import FORMAT, Graph, scan_folder, scan_source
 from spore_dask.inputs import Input, check_unchanged, labels_of_rows
 from spore_dask.jobs import Job, find_job, place_of_run
 from spore_dask.memory import Shape
@@ -56,6 +59,7 @@ from spore_dask.runs import (
     SUMMARY,
     Run,
     keep_at_most,
+    kept_stages,
     point_to,
     read_published_rows,
     remove_stages,
@@ -63,6 +67,7 @@ from spore_dask.runs import (
 )
 from spore_dask.runs import POINTER as RUN_POINTER
 from spore_dask.spaces import Trial, is_open
+from spore_dask.stages.scan import Scan
 from spore_dask.store import Folder, Limits, hash_of, remove_stage
 from spore_dask.tasks import Receipt, Work, run_work
 from spore_dask.trials import TrialSpec, read_labels, read_places, run_trials
@@ -71,10 +76,8 @@ from spore_dask.voters import PollSpec, poll, read_sample, read_samples
 
 TRIALS, SAMPLE = count(optional=False), count(at_least=2, optional=False)
 DETAIL = one_of("auto", "coarse", "fine")
-FINAL_RATIO = 10
-"""Trials are run on all points where they are more than so many times those of an excerpt."""
-FINAL_SCORE, N_FINALISTS = 0.8, 4
-"""These are as many at most, with this share of the highest score."""
+FINALISTS = "finalists.json"
+"""Names the results of trials that were run on all points."""
 LEAST_TRIALS = 3
 """Trials without labels: each is compared with the others, and two agree with each other alike."""
 
@@ -106,7 +109,10 @@ def tune(
     keep: str = "predict",
     **params: Any,
 ) -> Tuning:
-    """Choose parameters: cluster one graph with many configurations, and keep the best.
+    """Choose parameters: cluster with many configurations, and keep the best.
+
+    Up to 131,072 points they share one graph of all points. Beyond, trials run on two excerpts of
+    the data; the ARI of a trial is then the mean over both.
 
     With labels `y` the best is the one with the highest adjusted Rand index (ARI). Without, it is
     the one whose result the others agree with most, among those with at least two clusters and at
@@ -290,6 +296,11 @@ def find_search(
     return Search(tune_job, compared, truth, read_truth, space, detail)
 
 
+def _labels_at(run: Run, rows: NDArray[np.int64]) -> NDArray[np.integer]:
+    """Return the labels of some ascending rows."""
+    return read_published_rows(run.labels, rows, Limits(NOISE, len(run.clusters)))
+
+
 def _fitting(
     trials: Sequence[Trial], graph: Graph, n_points: int, at_least: int
 ) -> tuple[Trial, ...]:
@@ -351,8 +362,12 @@ class Search:
     @property
     def document(self) -> str:
         """Name of what says which trial was chosen."""
-        by = self.detail if self.truth is None else hash_of(self.truth.tolist())
-        return f"chosen-{by}.json"
+        if self.truth is None or self.read_truth is None:
+            return f"chosen-{self.detail}.json"
+        known = [self.truth.tolist()]
+        if self.job.excerpt_points is not None:
+            known.append(self.read_truth(self._asked().thin_rows()).tolist())
+        return f"chosen-{hash_of(*known)}.json"
 
     def finished(self) -> Tuning | None:
         """Return the result if it is complete; refuse it if the source has changed since."""
@@ -368,8 +383,9 @@ class Search:
     def _forget(self) -> None:
         """Remove what the same call has left."""
         known = self.folder.read_json(self.document)
-        if known is not None:
-            result = self.job.folder.child(RESULT + known["run"])
+        runs = [] if known is None else [known["run"]]
+        for run in [*runs, *(self.folder.read_json(FINALISTS) or {"runs": []})["runs"]]:
+            result = self.job.folder.child(RESULT + run)
             result.remove(SUMMARY)
             remove_stage(result)
         for name in ("places", "excerpts", "trials", "reference"):
@@ -402,10 +418,7 @@ class Search:
             if not resume:
                 self._forget()
             if self.job.excerpt_points is not None:
-                excerpt, chosen, aris = self._choose_on_excerpts(builder)
-                chosen = self._run_finalists(builder, excerpt, chosen, resume)
-                job = self._settled(chosen, aris, self.job.data, self.job.graph)
-                self._fit(builder, job, self._plan_of(builder, job), chosen, resume)
+                self._run_on_excerpts(builder, resume)
                 return self._tuning()
             graph = builder.graph()
         data = Input(self.job.data.source)
@@ -414,19 +427,16 @@ class Search:
         n_pieces = facts[0].pop("n_pieces", 0)
         labels = read_labels(self.folder, len(facts), len(self.compared.rows))
         chosen, aris = self._choose(builder.engine, spec, labels, facts)
-        job = self._settled(chosen, aris, data, graph)
+        job = self._job_of(chosen.best, data, graph)
+        self._write(job, chosen, aris)
         plan = dataclasses.replace(builder.plan, data=data, known=graph.shape)
         self._fit(builder, job, plan, chosen, resume, n_pieces)
         return self._tuning()
 
-    def _settled(
-        self, chosen: Chosen, aris: list[float | None], data: Input, graph: Graph | None
-    ) -> Job:
-        """Write down what was chosen, and return the fit with it."""
-        params = self.job.trials[chosen.best].params
-        job = Job(**_shallow(self.job) | {"data": data, "graph": graph, "params": params})
-        self._write(job, chosen, aris)
-        return job
+    def _job_of(self, trial: int, data: Input, graph: Graph | None) -> Job:
+        """Return the fit with the parameters of a trial."""
+        params = self.job.trials[trial].params
+        return Job(**_shallow(self.job) | {"data": data, "graph": graph, "params": params})
 
     def _fit(
         self,
@@ -444,81 +454,82 @@ class Search:
         final.warnings = list(chosen.warnings)
         return final.run()
 
+    def _run_on_excerpts(self, builder: Fit, resume: bool) -> None:
+        """Choose on excerpts of the data, and fit all of it with what was chosen.
+
+        The data stays where it was written until the last fit.
+        """
+        engine, folder = builder.engine, self.job.folder
+        plan = dataclasses.replace(builder.plan, known=None)  # a graph has no scan of its own here
+        if self.job.graph is not None:
+            builder.check_graph(self.job.graph)
+        self.job.data.write(engine, plan.memory()["scan"])
+        if not resume:
+            builder.start_afresh(scan_folder(folder, plan))
+        scanned = scan_source(engine, folder, plan)
+        asked = self._asked()
+        excerpt, chosen, aris = self._choose_on_excerpts(builder, plan, asked, scanned)
+        numbers = [chosen.best] if self.truth is not None else finalists(asked, excerpt, chosen)
+        data = Input(self.job.data.source)
+        keep = "all" if self.job.keep == "all" else "predict"
+        jobs = [self._job_of(number, data, self.job.graph) for number in numbers]
+        if len(jobs) > 1:
+            self.folder.write_json(FINALISTS, {"runs": [job.id for job in jobs]})
+            runs = []
+            for job in jobs:
+                job = dataclasses.replace(job, keep=keep)
+                runs.append(self._fit(builder, job, self._plan_of(builder, job), chosen, resume))
+                resume = True  # what this call has built
+            labels = [_labels_at(run, excerpt.rows) for run in runs]
+            best = best_finalist(asked, excerpt, numbers, labels)
+            chosen = dataclasses.replace(chosen, best=best)
+        job = self._job_of(chosen.best, data, self.job.graph)
+        self._write(job, chosen, aris)
+        n_pieces = excerpt.n_pieces
+        self._fit(builder, job, self._plan_of(builder, job), chosen, resume, n_pieces)
+        if len(jobs) > 1:
+            for run in runs:
+                keep_at_most(run, self.job.keep)
+        if scanned.folder.name not in kept_stages(folder):
+            remove_stage(scanned.folder)
+
     def _plan_of(self, builder: Fit, job: Job) -> FitPlan:
         """Return the plan of a fit with what was chosen."""
         return job.plan(builder.plan.memory_limit, builder.engine.n_workers)
 
-    def _run_finalists(
-        self, builder: Fit, excerpt: Excerpt, chosen: Chosen, resume: bool
-    ) -> Chosen:
-        """Fit with the best trials, and return the one that agrees most with those of an excerpt.
-
-        Where an excerpt is a small part of the data, what is whole there may be joined, or fall
-        apart, among all points.
-        """
-        finalists = self._finalists(excerpt, chosen)
-        if len(finalists) == 1:
-            return chosen
-        found, runs = [], []
-        for place, trial in enumerate(finalists):
-            params = self.job.trials[trial].params
-            keep = "all" if self.job.keep == "all" else "predict"
-            job = Job(**_shallow(self.job) | {"params": params, "keep": keep})
-            one = dataclasses.replace(chosen, best=trial)
-            run = self._fit(builder, job, self._plan_of(builder, job), one, resume or place > 0)
-            limits = Limits(NOISE, len(run.clusters))
-            found.append(read_published_rows(run.labels, excerpt.rows, limits))
-            runs.append(run)
-        if self.job.keep == "labels":
-            for run in runs:
-                keep_at_most(run, self.job.keep)
-        alike = similarity(np.array(found), excerpt.labels) ** EXPONENT @ self.compared.weights
-        factors = [self.job.trials[trial].factor for trial in finalists]
-        return dataclasses.replace(chosen, best=finalists[int(np.argmax(alike * factors))])
-
-    def _finalists(self, excerpt: Excerpt, chosen: Chosen) -> list[int]:
-        """Return the best trial, and those about as good that share its graph and order."""
-        n_points, scores = self.job.data.source.shape[0], excerpt.choice.scores
-        is_settled = self.read_truth is not None or chosen.is_degenerate or self.detail != "auto"
-        if is_settled or excerpt.n_points * FINAL_RATIO >= n_points:
-            return [chosen.best]
-
-        def graph_of(trial: int) -> tuple[int, int, int]:
-            counts = self.job.trials[trial].params.resolve(n_points)
-            return counts.density_neighbors, counts.expansion_neighbors, counts.k
-
-        near = scores >= FINAL_SCORE * scores[chosen.best]
-        ranked = [int(trial) for trial in np.argsort(-scores, kind="stable") if near[trial]]
-        ranked = [trial for trial in ranked if graph_of(trial) == graph_of(chosen.best)]
-        return [chosen.best, *(trial for trial in ranked if trial != chosen.best)][:N_FINALISTS]
-
-    def _choose_on_excerpts(self, builder: Fit) -> tuple[Excerpt, Chosen, list[float | None]]:
-        """Choose one of the trials by what they make of excerpts, and return the ARI of each.
-
-        The ARI, if true labels are known, is the mean over both excerpts.
-        """
-        job, compared, engine = self.job, self.compared, builder.engine
-        scanned = builder.scan()
-        asked = Asked(
-            n_points=job.data.source.shape[0],
-            size=job.excerpt_points or 0,
-            trials=job.trials,
+    def _asked(self) -> Asked:
+        """Return what is tried on excerpts."""
+        compared = self.compared
+        return Asked(
+            n_points=self.job.data.source.shape[0],
+            size=self.job.excerpt_points or 0,
+            trials=self.job.trials,
             space=self.space,
             fixed=compared.fixed,
             n_compared=len(compared.rows),
             seed=compared.seed,
         )
+
+    def _choose_on_excerpts(
+        self, builder: Fit, plan: FitPlan, asked: Asked, scanned: Scan
+    ) -> tuple[Excerpt, Chosen, list[float | None]]:
+        """Choose one of the trials by what they make of excerpts, and return the ARI of each.
+
+        The ARI, if true labels are known, is the mean over both excerpts.
+        """
+        job, compared, engine = self.job, self.compared, builder.engine
         spec = ExcerptSpec(
             asked,
             self.folder,
             job.data.source,
             scanned.transform,
             len(scanned.ranges),
-            reading_nbytes=builder.plan.memory()["exchange"],
+            reading_nbytes=plan.memory()["exchange"],
             choosing_nbytes=job.trial_nbytes,
         )
         excerpts = try_on_excerpts(engine, spec, scanned)
         used = best_excerpt(excerpts)
+        used = dataclasses.replace(used, n_pieces=excerpts[DENSE].n_pieces)
         chosen = used.chosen(self.detail)
         if self.read_truth is not None:
             found = [_aris(self.read_truth(one.rows), one.labels) for one in excerpts.values()]

@@ -15,13 +15,24 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import zarr
 from click.testing import CliRunner
 
 from pipelines.jobs.commands import commands
-from spore_dask import checkpoints, clean, export_labels, import_data, pilot, predict, tune
+from spore_dask import (
+    checkpoints,
+    clean,
+    excerpts,
+    export_labels,
+    import_data,
+    memory,
+    pilot,
+    predict,
+    tune,
+)
 from spore_dask.stages import expand
 from tests.paper import fit
 from tests.test_ownership import LIKE_OURS
@@ -88,6 +99,12 @@ def _tune(base, case):
     tune(base / "x.zarr", case / "out", space={"z_percentile": [20, 40, 60, 80]}, **SMALL)
 
 
+def _tune_on_excerpts(base, case):
+    small = mock.patch.object(memory, "EXCERPT_POINTS", 100)
+    with small, mock.patch.object(excerpts, "FINAL_RATIO", 1):
+        _tune(base, case)
+
+
 def _refresh(day, base, case):
     result = CliRunner().invoke(commands, ["refresh", str(case / "job.yaml"), "--date", day])
     assert result.exit_code == 0, result.output
@@ -111,6 +128,7 @@ CALLS = {
     "fit afresh": (_fit, functools.partial(_fit, resume=False)),
     "predict": (_fit, _predict),
     "tune": (_tune,),
+    "tune on excerpts": (_tune_on_excerpts,),
     "refresh": tuple(functools.partial(_refresh, day) for day in DAYS),
     "export to parquet": (_fit, functools.partial(_export, ".parquet")),
     "export to csv": (_fit, functools.partial(_export, ".csv")),

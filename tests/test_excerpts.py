@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import dask.array as da
 import numpy as np
 import pytest
 import zarr
@@ -16,6 +17,7 @@ from spore_dask import (
     InputError,
     LimitError,
     Params,
+    build_graph,
     fit,
     memory,
     open_run,
@@ -295,8 +297,8 @@ class TestFinalists:
 
     @pytest.fixture(autouse=True)
     def much_data(self, monkeypatch):
-        monkeypatch.setattr("spore_dask.tuning.FINAL_RATIO", 2)
-        monkeypatch.setattr("spore_dask.tuning.FINAL_SCORE", 0.5)
+        monkeypatch.setattr("spore_dask.excerpts.FINAL_RATIO", 2)
+        monkeypatch.setattr("spore_dask.excerpts.FINAL_SCORE", 0.5)
 
     def test_agree_most_with_the_trials_of_the_excerpt(self, tmp_path):
         x, _ = shapes()
@@ -343,3 +345,34 @@ class TestFinalists:
         for options in ({"detail": "coarse"}, {"y": y}):
             found = tune(x, tmp_path / next(iter(options)), n_workers=0, **options)
             assert len(run_ids(Folder(found.path))) == 1
+
+    def test_are_those_of_other_sources_too(self, tmp_path):
+        x, _ = shapes()
+        wanted = fit(x, tmp_path / "array", n_workers=0).labels[...]
+        calls = []
+
+        def count(block):
+            calls.append(len(block))
+            return block
+
+        lazy = da.from_array(x, chunks=(len(x), 2)).map_blocks(count, meta=x[:0])
+        found = fit(lazy, tmp_path / "dask", n_workers=0)
+        np.testing.assert_array_equal(found.labels[...], wanted)
+        assert calls == [len(x)]
+        graph = build_graph(x, tmp_path / "graph", 100, n_workers=0)
+        found = fit(x, tmp_path / "given", graph=graph, n_workers=0)
+        np.testing.assert_array_equal(found.labels[...], wanted)
+        np.testing.assert_array_equal(SPORE().fit(x).labels_, wanted)
+        whole = (1000 * x).astype(np.int64)
+        found = fit(whole, tmp_path / "integers", n_workers=0)
+        np.testing.assert_array_equal(SPORE().fit(whole).labels_, found.labels[...])
+
+    def test_are_forgotten_where_nothing_is_resumed(self, tmp_path):
+        x, _ = shapes()
+        source, events = write_zarr(tmp_path / "x.zarr", x, 1000), []
+        first = fit(source, n_workers=0)
+        again = fit(source, n_workers=0, resume=False, progress=events.append)
+        np.testing.assert_array_equal(again.labels[...], first.labels[...])
+        ended = [event.stage for event in events if event.kind == "stage-end"]
+        assert ended.count("neighbors") == ended.count("excerpts") == 1
+        assert set(run_ids(Folder(again.path))) >= {first.id}

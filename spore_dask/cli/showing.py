@@ -144,7 +144,12 @@ def choice_lines(choice: dict[str, Any] | None) -> list[str]:
         return []
     lines = [choice_sentence(choice), f"The same in one pass: fit(source, {one_pass(choice)})"]
     if len(choice["levels"]) > 1:
-        lines += ["", "Levels, from coarse to fine:", "  clusters   noise  largest  agreement"]
+        where = " on the excerpt" if choice.get("excerpt") else ""
+        lines += [
+            "",
+            f"Levels{where}, from coarse to fine:",
+            "  clusters   noise  largest  agreement",
+        ]
         for level in choice["levels"]:
             mark = "  <- taken" if level["trial"] == choice["trial"] else ""
             lines.append(

@@ -44,10 +44,12 @@ def levels(run: Run) -> list[ShownLevel]:
         LOGGER.info("There are no maps of the levels of %s.", run.path, exc_info=True)
         pictures = [""] * len(found)
     source = "x" if in_memory(run) else repr(run.summary["source"])
-    graph = "" if run.choice.get("excerpt") else f"graph={run.path!r}, "
+    excerpt = run.choice.get("excerpt")
+    graph = "" if excerpt else f"graph={run.path!r}, "
+    where = " on the excerpt" if excerpt else ""
     return [
         ShownLevel(
-            title=f"{level['n_clusters']:,} clusters",
+            title=f"{level['n_clusters']:,} clusters{where}",
             facts=f"{level['noise']:.1%} noise, largest {level['largest']:.1%}, "
             f"agreement {level['score']:.2f}",
             is_taken=level["trial"] == run.choice["trial"],

@@ -75,6 +75,7 @@ def claim(folder: Folder) -> None:
     check_owner(folder)
     if not is_owned(folder):
         folder.write_json(OWNER, {"sources": {}})
+        sweep_documents(folder)  # half a mark, too, of a driver that was killed as it wrote it
 
 
 def disclaim(folder: Folder) -> None:
