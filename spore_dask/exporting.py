@@ -24,7 +24,7 @@ from spore_dask.formats.matrix import ranges, readable, require
 from spore_dask.predictions import POINTER, Prediction
 from spore_dask.progress import as_consumer
 from spore_dask.runs import Run, open_run, read_published
-from spore_dask.store import PARTIAL, Folder, address
+from spore_dask.store import PARTIAL, Folder, address, refuse_inside_stage
 
 BLOCK_ROWS = 1 << 18
 COLUMNS = ("label", "provenance", "confidence")
@@ -197,6 +197,7 @@ def _target(out: str | os.PathLike[str], overwrite: bool) -> tuple[str, Any]:
             f"out is {target!r}, but it must be a file of this machine that ends with "
             f"{', '.join(WRITERS)}."
         )
+    refuse_inside_stage(target)
     if not os.path.isdir(os.path.dirname(target)):
         raise InputError(f"There is no folder {os.path.dirname(target)!r}: create it first.")
     if os.path.lexists(target) and (not overwrite or os.path.isdir(target)):

@@ -75,13 +75,17 @@ LIBRARIES = ("numpy", "numba", "scipy", "scikit-learn", "pynndescent", "dask", "
 class Fit:
     """A fit under way."""
 
-    def __init__(self, engine: Engine, job: Job, plan: FitPlan, resume: bool) -> None:
+    def __init__(
+        self, engine: Engine, job: Job, plan: FitPlan, resume: bool, is_latest: bool = True
+    ) -> None:
         self.engine = engine
         needs = plan.memory()
         data = job.data.known(engine, needs.get("scan", needs["driver"]))
         self.job = dataclasses.replace(job, data=data)
         self.plan = dataclasses.replace(plan, data=data)
         self.resume = resume
+        self.is_latest = is_latest
+        """Whether `open_run` is to take the result by default."""
         self.stages: dict[str, dict[str, Any]] = {}
         self.smallest = job.resolved.min_cluster_size
         """The minimum size, lowered to that of the second largest skeleton."""
@@ -94,7 +98,7 @@ class Fit:
         """Return the result, if it is there; else run the stages, one after another."""
         with self.job.data.removed_when_done():
             check_unchanged(self.job.folder, self.job.data.source)
-            finished = self.job.finished() if self.resume else None
+            finished = self.job.finished(self.is_latest) if self.resume else None
             return finished or self._run()
 
     def _run(self) -> Run:
@@ -194,7 +198,8 @@ class Fit:
     def check_graph(self, graph: Graph) -> Graph:
         """Refuse a graph that does not fit the source or the parameters."""
         needed_k, source, known = self.job.longest_k, self.job.data.source, graph.summary
-        if known.get("identity") != source.identity:
+        is_other = not source.is_copy and known["source"] != source.url  # with the same times
+        if is_other or known.get("identity") != source.identity:
             raise InputError(
                 f"The graph at {graph.path!r} was built from {known['source']!r} as it was then, "
                 f"which is not what is now at {source.url!r}, or by an earlier version: build the "
@@ -378,7 +383,8 @@ class Fit:
         }
         job.data.source.confirm()
         job.result.write_json(SUMMARY, summary)
-        job.folder.write_json(POINTER, {"id": job.id})
+        if self.is_latest:
+            job.folder.write_json(POINTER, {"id": job.id})
         run = Run(job.folder.url, job.id)
         clean(run, job.keep)
         return run

@@ -24,7 +24,7 @@ from spore_dask.errors import InputError, LimitError, ParameterError
 from spore_dask.formats.kinds import find_kind, suffix_of
 from spore_dask.formats.matrix import Asked, Matrix, listed, readable
 from spore_dask.progress import Event, as_consumer
-from spore_dask.store import PARTIAL, Folder, address, open_zarr
+from spore_dask.store import PARTIAL, Folder, address, open_zarr, refuse_inside_stage
 
 OF_ARRAY = re.compile(r"zarr\.json|\.zarray|\.zattrs|(c[/.])?[0-9]+([/.][0-9]+)*")
 """Files in the folder of a Zarr array."""
@@ -133,6 +133,7 @@ def _target(path: str, out: str | os.PathLike[str] | None, overwrite: bool) -> s
         raise ParameterError(f"The source is a pattern, {path!r}: say with out= where to write.")
     stem = path[: len(path) - len(suffix_of(path))] if os.path.isfile(path) else path
     target = f"{stem}.zarr" if out is None else _local("out", out)
+    refuse_inside_stage(target)
     if not os.path.lexists(target):
         above = _nearest(target)
         if not os.path.isdir(above):

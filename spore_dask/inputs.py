@@ -32,17 +32,16 @@ from spore_dask.formats.kinds import suffix_of
 from spore_dask.formats.matrix import listed
 from spore_dask.memory import Chunks
 from spore_dask.store import (
-    OUR_FOLDER,
     Folder,
     Source,
     address_of,
     check_owner,
     chunks_of,
     hash_of,
-    is_owned,
     known_sources,
     open_column,
     open_source,
+    refuse_inside_stage,
     remember,
 )
 from spore_dask.tasks import MARKER, Receipt, Work, run_stage, run_work
@@ -181,12 +180,7 @@ def _check_place(folder: Folder, source: str) -> None:
             f"out is {folder.url!r}, which is {'the source' if inside else 'Zarr data'}: give a "
             "folder of its own."
         )
-    above = os.path.dirname(folder.url)
-    if OUR_FOLDER.fullmatch(os.path.basename(above)) and is_owned(Folder(os.path.dirname(above))):
-        raise ParameterError(
-            f"out is {folder.url!r}, which is inside a stage of another run, and would go with it: "
-            "give a folder of its own."
-        )
+    refuse_inside_stage(folder.url)
     check_owner(folder)
 
 

@@ -83,16 +83,18 @@ class Job:
         """The addresses of folders that workers read, beside the source."""
         return [] if self.graph is None else [self.graph.path]
 
-    def finished(self) -> Run | None:
+    def finished(self, is_latest: bool = True) -> Run | None:
         """Return the run if it is complete; refuse it if the source has changed since.
 
-        Removes what is no longer to be kept, but does nothing again for what was not.
+        `is_latest` says whether it becomes the one that `open_run` takes by default. What is no
+        longer to be kept is removed, but nothing is done again for what was not kept.
         """
         check_unchanged(self.folder, self.data.source)
         if not self.result.exists(SUMMARY):
             return None
         self.data.source.confirm()
-        point_to(self.folder, POINTER, self.id)
+        if is_latest:
+            point_to(self.folder, POINTER, self.id)
         run = Run(self.folder.url, self.id)
         keep_at_most(run, self.keep)
         return run

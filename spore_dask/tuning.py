@@ -446,9 +446,10 @@ class Search:
         chosen: Chosen,
         resume: bool,
         n_pieces: int = 0,
+        is_latest: bool = True,
     ) -> Run:
         """Fit with what was chosen."""
-        final = Fit(builder.engine, job, plan, resume)
+        final = Fit(builder.engine, job, plan, resume, is_latest)
         final.stages |= builder.stages
         final.facts = {"n_pieces": n_pieces}
         final.warnings = list(chosen.warnings)
@@ -460,6 +461,7 @@ class Search:
         The data stays where it was written until the last fit.
         """
         engine, folder = builder.engine, self.job.folder
+        self.folder.sweep()
         plan = dataclasses.replace(builder.plan, known=None)  # a graph has no scan of its own here
         if self.job.graph is not None:
             builder.check_graph(self.job.graph)
@@ -478,7 +480,8 @@ class Search:
             runs = []
             for job in jobs:
                 job = dataclasses.replace(job, keep=keep)
-                runs.append(self._fit(builder, job, self._plan_of(builder, job), chosen, resume))
+                plan = self._plan_of(builder, job)
+                runs.append(self._fit(builder, job, plan, chosen, resume, is_latest=False))
                 resume = True  # what this call has built
             labels = [_labels_at(run, excerpt.rows) for run in runs]
             best = best_finalist(asked, excerpt, numbers, labels)

@@ -293,3 +293,20 @@ def test_a_mark_that_is_not_ours_is_damage(tmp_path, mark):
             call()
     assert [path.name for path in tmp_path.iterdir()] == [OWNER]
     assert (tmp_path / OWNER).read_text() == mark
+
+
+def test_a_graph_of_another_array_with_the_same_times_is_refused(tmp_path):
+    for name, data in (("a", OLD), ("b", NEW)):
+        array = zarr.create_array(
+            str(tmp_path / name),
+            shape=data.shape,
+            dtype=data.dtype,
+            chunks=data.shape,
+            compressors=None,
+        )
+        array[...] = data
+        for path in (tmp_path / name).rglob("*"):
+            os.utime(path, (1, 1))
+    graph = build_graph(tmp_path / "a", tmp_path / "graph", 40, n_workers=0)
+    with pytest.raises(InputError, match="build the graph of this source"):
+        fit(tmp_path / "b", tmp_path / "out", graph=graph, **OPTIONS)

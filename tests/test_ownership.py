@@ -204,6 +204,17 @@ def test_no_run_is_inside_a_stage_of_another(tmp_path):
     run = paper.fit(DATA, tmp_path / "out", n_workers=0)
     with pytest.raises(ParameterError, match="inside a stage of another run"):
         paper.fit(DATA, Path(run.path) / run.graph[1] / "inner", n_workers=0)
+    (tmp_path / "link").symlink_to(Path(run.path) / run.graph[1])
+    np.save(tmp_path / "x.npy", DATA)
+    for place in (Path(run.path) / run.graph[1] / "deep", tmp_path / "link"):
+        place.mkdir(exist_ok=True)
+        for write in (
+            lambda place: paper.fit(DATA, place / "inner", n_workers=0),
+            lambda place: spore_dask.export_labels(run, place / "labels.npy"),
+            lambda place: spore_dask.import_data(tmp_path / "x.npy", place / "x.zarr"),
+        ):
+            with pytest.raises(ParameterError, match="inside a stage of another run"):
+                write(place)
 
 
 def test_a_folder_is_claimed_when_a_call_is_not_refused(tmp_path):

@@ -133,3 +133,13 @@ def test_what_is_a_url(given, known):
 def test_chains_of_urls_are_refused(url):
     with pytest.raises(InputError, match="chain of URLs"):
         address(url)
+
+
+def test_an_open_array_is_where_zarr_has_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    x = np.random.default_rng(0).normal(size=(200, 2)).astype("f4")
+    for place, values in ((tmp_path / "home" / "x.zarr", -x), (tmp_path / "~" / "x.zarr", x)):
+        zarr.create_array(str(place), shape=x.shape, dtype="f4", chunks=(100, 2))[...] = values
+    run = paper.fit(zarr.open_array(Path("~/x.zarr")), tmp_path / "out", n_workers=0)
+    assert run.summary["source"] == str(tmp_path / "~" / "x.zarr")

@@ -7,9 +7,10 @@ grammar are removed: whatever else a user keeps in the folder stays. Memory: the
 
 from __future__ import annotations
 
+import os
 import re
 
-from spore_dask.errors import DamagedError, InputError
+from spore_dask.errors import DamagedError, InputError, ParameterError
 from spore_dask.store.disks import HALF
 from spore_dask.store.folders import Folder
 
@@ -68,6 +69,18 @@ def check_owner(folder: Folder) -> None:
 def _is_kept(name: str) -> bool:
     """Tell whether a name is that of a stage, a result, or what points to one."""
     return name in _FIXED or OUR_FOLDER.fullmatch(name) is not None
+
+
+def refuse_inside_stage(url: str) -> None:
+    """Refuse a place to write that is in a stage of a run, and would be removed with it."""
+    place = os.path.realpath(url) if Folder(url).is_local else url
+    while (above := os.path.dirname(place)) != place:
+        if OUR_FOLDER.fullmatch(os.path.basename(place)) and is_owned(Folder(above)):
+            raise ParameterError(
+                f"out is {url!r}, which is inside a stage of another run, and would go with it: "
+                "give a folder of its own."
+            )
+        place = above
 
 
 def claim(folder: Folder) -> None:

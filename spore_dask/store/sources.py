@@ -297,7 +297,7 @@ def address_of(array: zarr.Array[Any]) -> str | None:
     """Return an address by which other processes can open an array; None if there is none."""
     store, path = array.store_path.store, array.store_path.path
     if isinstance(store, zarr.storage.LocalStore):
-        root = str(store.root)
+        root = os.path.abspath(store.root)  # a ~ in it is a name, as Zarr takes it
     elif isinstance(store, zarr.storage.FsspecStore):
         root = store.fs.unstrip_protocol(store.path)
     else:
