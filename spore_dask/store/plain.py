@@ -209,7 +209,7 @@ class PlainFolder:
             value = json.loads(self.read_bytes(name))
         except FileNotFoundError:
             return None
-        except (ValueError, RecursionError) as error:
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise self.damaged("document", name, str(error)) from None
         if isinstance(value, dict):
             checksum = value.pop(CHECKSUM, None)
